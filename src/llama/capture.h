@@ -1,0 +1,61 @@
+// Listeners that only look: the window's queries, and the start-up check of everything that is read from the graph.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "dropkv/ragged_cache.h"
+#include "llama/tap.h"
+
+namespace dropkv::llama {
+
+// Keeps the queries of every layer, [rows, Hq, d] in token order.
+class WindowCapture : public AttentionListener {
+ public:
+  bool Wants(int32_t /*layer*/) override { return true; }
+  void Query(int32_t layer, const ggml_tensor* q) override { ReadQuery(q, &queries_[layer]); }
+  void Output(int32_t /*layer*/, ggml_tensor* /*out*/) override {}
+
+  const std::vector<float>& queries(int32_t layer) const { return queries_.at(layer); }
+  void Clear() { queries_.clear(); }
+
+ private:
+  std::map<int32_t, std::vector<float>> queries_;
+};
+
+// Computes every watched node's attention from what the tap sees (queries, cells, scale, soft cap, sinks) with the
+// ragged decode kernel, writes nothing, and compares with what the node put out.
+class ShadowCheck : public AttentionListener {
+ public:
+  explicit ShadowCheck(Tap* tap) : tap_(tap) {}
+
+  bool Wants(int32_t layer) override { return !skip_.contains(layer) || !skip_.at(layer); }
+  void Query(int32_t layer, const ggml_tensor* q) override;
+  void Output(int32_t layer, ggml_tensor* out) override;
+
+  // Layers whose tokens so far are not all visible (sliding windows) cannot be compared.
+  void Skip(int32_t layer) { skip_[layer] = true; }
+
+  // Takes over the tokens that the tap has recorded so far.
+  Status Fill();
+
+  double overall() const;                  // relative L2 over all nodes
+  double worst() const { return worst_; }  // of the worst node
+  int64_t nodes() const { return nodes_; }
+  const Status& status() const { return status_; }
+
+ private:
+  Tap* tap_;
+  std::map<int32_t, bool> skip_;
+  std::map<int32_t, RaggedCache> caches_;
+  std::map<int32_t, std::vector<float>> ours_;
+  std::vector<float> query_;
+  double error_ = 0;
+  double norm_ = 0;
+  double worst_ = 0;
+  int64_t nodes_ = 0;
+  Status status_;
+};
+
+}  // namespace dropkv::llama
