@@ -65,12 +65,13 @@ Result<Context> Context::Create(const Model& model, const ContextOptions& option
     params.abort_callback = &IsCancelled;
     params.abort_callback_data = const_cast<std::atomic<bool>*>(options.cancel);
   }
+  TakeLogError();
   Context context;
   context.options_ = options;
   context.vocab_size_ = model.vocab_size();
   context.context_.reset(llama_init_from_model(model.get(), params));
   if (context.context_ == nullptr) {
-    const std::string reason = LastLogError();
+    const std::string reason = TakeLogError();
     return Unsupported("libllama cannot make a context of " + std::to_string(options.cells) + " tokens with a " +
                        std::string(DTypeName(options.kv_type)) + " cache, flash attention " +
                        (options.flash_attention ? "on" : "off") + (reason.empty() ? "" : ": " + reason));
@@ -101,7 +102,7 @@ Status Context::Decode(std::span<const Token> tokens, int32_t position, const st
                                              std::to_string(position + done)};
     if (code != 0)
       return {Code::kInternal, "libllama's decode failed with " + std::to_string(code) + " at position " +
-                                   std::to_string(position + done) + ": " + LastLogError()};
+                                   std::to_string(position + done) + ": " + TakeLogError()};
     done += count;
     if (progress) progress(done);
   }
@@ -128,7 +129,7 @@ Result<std::vector<uint8_t>> Context::State(int32_t from, int32_t end, bool wind
   std::vector<uint8_t> state(llama_state_seq_get_size_ext(get(), sequence, flags));
   const size_t size = llama_state_seq_get_data_ext(get(), state.data(), state.size(), sequence, flags);
   if (part) llama_memory_seq_rm(memory, 1, -1, -1);
-  if (size == 0) return Status(Code::kInternal, "libllama gave no sequence state: " + LastLogError());
+  if (size == 0) return Status(Code::kInternal, "libllama gave no sequence state: " + TakeLogError());
   state.resize(size);
   return state;
 }
@@ -136,7 +137,7 @@ Result<std::vector<uint8_t>> Context::State(int32_t from, int32_t end, bool wind
 Status Context::SetState(std::span<const uint8_t> state, bool window_only) {
   const llama_state_seq_flags flags = window_only ? LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY : 0;
   if (llama_state_seq_set_data_ext(get(), state.data(), state.size(), 0, flags) == 0)
-    return {Code::kInternal, "libllama refused the sequence state: " + LastLogError()};
+    return {Code::kInternal, "libllama refused the sequence state: " + TakeLogError()};
   return Status::Ok();
 }
 

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <mutex>
+#include <utility>
 
 namespace dropkv::llama {
 namespace {
@@ -15,10 +16,12 @@ namespace {
 std::mutex log_mutex;
 std::string log_error;
 
-void KeepErrors(ggml_log_level level, const char* text, void* /*user*/) {
-  if (level < GGML_LOG_LEVEL_WARN || level == GGML_LOG_LEVEL_CONT) return;
+// The first error after a clear says why; those behind it only say that something failed.
+void KeepFirstError(ggml_log_level level, const char* text, void* /*user*/) {
+  if (level != GGML_LOG_LEVEL_ERROR) return;
   const std::lock_guard lock(log_mutex);
-  if (level >= GGML_LOG_LEVEL_ERROR) log_error = text;
+  if (!log_error.empty()) return;
+  log_error = text;
   while (!log_error.empty() && log_error.back() == '\n') log_error.pop_back();
 }
 
@@ -42,15 +45,15 @@ Status CheckFile(const std::string& path) {
 void InstallLog() {
   static std::once_flag once;
   std::call_once(once, [] {
-    llama_log_set(KeepErrors, nullptr);
+    llama_log_set(KeepFirstError, nullptr);
     ggml_backend_load_all();
     llama_backend_init();
   });
 }
 
-std::string LastLogError() {
+std::string TakeLogError() {
   const std::lock_guard lock(log_mutex);
-  return log_error;
+  return std::exchange(log_error, {});
 }
 
 void Model::Deleter::operator()(llama_model* model) const { llama_model_free(model); }
@@ -62,16 +65,13 @@ Model::~Model() = default;
 Result<Model> Model::Load(const std::string& path) {
   InstallLog();
   DROPKV_RETURN_IF_ERROR(CheckFile(path));
-  {
-    const std::lock_guard lock(log_mutex);
-    log_error.clear();
-  }
+  TakeLogError();
   llama_model_params params = llama_model_default_params();
   params.n_gpu_layers = 0;
   Model model;
   model.model_.reset(llama_model_load_from_file(path.c_str(), params));
   if (model.model_ == nullptr) {
-    const std::string reason = LastLogError();
+    const std::string reason = TakeLogError();
     return InvalidArgument("--model: libllama cannot load " + path + (reason.empty() ? "" : ": " + reason));
   }
   model.vocab_ = llama_model_get_vocab(model.get());

@@ -73,8 +73,8 @@ class Model {
   std::string chat_template_;
 };
 
-// Routes libllama's log to nowhere and keeps its last error line for messages.
+// Routes libllama's log to nowhere but for the first error since the last TakeLogError, which messages quote.
 void InstallLog();
-std::string LastLogError();
+std::string TakeLogError();
 
 }  // namespace dropkv::llama

@@ -1,0 +1,314 @@
+#include "cli/run.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <iostream>
+#include <memory>
+#include <optional>
+
+#include "cli/generate.h"
+#include "cli/prompt.h"
+#include "cli/run_options.h"
+#include "cli/run_report.h"
+#include "cli/terminal.h"
+#include "core/parallel.h"
+#include "dropkv/engine.h"
+#include "llama/decoder.h"
+#include "llama/evict.h"
+#include "llama/prefill.h"
+
+namespace dropkv::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using llama::Token;
+
+double SecondsSince(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// One policy at one budget; `full` has one of its own.
+struct Job {
+  Policy policy;
+  std::string budget;
+};
+
+std::vector<Job> Jobs(const RunOptions& options) {
+  std::vector<Job> jobs;
+  for (const Policy& policy : options.policies) {
+    if (policy.signal == Signal::kFull) {
+      jobs.push_back({policy, "100%"});
+      continue;
+    }
+    for (const std::string& budget : options.budgets) jobs.push_back({policy, budget});
+  }
+  return jobs;
+}
+
+class Runner {
+ public:
+  Runner(RunOptions options, llama::Model model, Engine engine)
+      : options_(std::move(options)), model_(std::move(model)), engine_(std::move(engine)), jobs_(Jobs(options_)) {}
+
+  Status Start();
+  Status RunJobs();
+  Status Interact();
+  void Report() const;
+
+ private:
+  void Say(std::string_view text) const;
+  Status CheckLength(int32_t prompt_tokens) const;
+  Status Prefill(std::vector<Token> tokens);
+  Result<std::unique_ptr<llama::Decoder>> Compacted(const Job& job, bool last, RunRecord* record);
+  Status Answers(llama::Decoder* decoder, RunRecord* record);
+  Status OneAnswer(const std::string& question, std::vector<float> logits, llama::Decoder* decoder,
+                   llama::Sampler* sampler, int32_t* position, RunRecord* record);
+  Status FeedTurn(const std::vector<Token>& tokens, llama::Decoder* decoder, int32_t* position,
+                  std::vector<float>* logits);
+
+  RunOptions options_;
+  llama::Model model_;
+  Engine engine_;
+  std::optional<PromptBuilder> prompt_;  // points into options_ and model_
+  std::vector<Job> jobs_;
+  bool interactive_ = false;
+  int32_t reserve_ = 0;  // cells for turns and answers behind the prompt
+  llama::Prefilled prefilled_;
+  RunSummary summary_;
+  std::unique_ptr<llama::Decoder> last_decoder_;  // goes on in the interactive prompt
+  std::optional<llama::Sampler> last_sampler_;
+  int32_t last_position_ = 0;
+};
+
+void Runner::Say(std::string_view text) const {
+  if (options_.json) return;
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fflush(stdout);
+}
+
+Status Runner::CheckLength(int32_t prompt_tokens) const {
+  const int32_t most = options_.context > 0 ? options_.context : model_.context_train();
+  if (prompt_tokens < most) return Status::Ok();
+  return InvalidArgument("--ctx: the prompt has " + std::to_string(prompt_tokens) + " tokens, but the context holds " +
+                         std::to_string(most) + " (prompt and answer together)");
+}
+
+Status Runner::Prefill(std::vector<Token> tokens) {
+  DROPKV_RETURN_IF_ERROR(CheckLength(static_cast<int32_t>(tokens.size())));
+  llama::PrefillOptions options;
+  options.threads = options_.threads;
+  options.flash_attention = options_.flash_attention;
+  options.kv_type = options_.kv_type;
+  options.window = 0;
+  for (const Job& job : jobs_)
+    if (job.policy.signal != Signal::kFull) options.window = std::max(options.window, job.policy.window);
+  const bool full =
+      std::any_of(jobs_.begin(), jobs_.end(), [](const Job& j) { return j.policy.signal == Signal::kFull; });
+  options.reserve = full ? reserve_ : 0;
+  options.pool = engine_.pool();
+  options.cancel = &StopFlag();
+  if (options.window > 0) {
+    const Result<llama::SelfTest> test = llama::RunSelfTest(model_, tokens, options);
+    if (!test.ok()) return test.status();
+    summary_.self_test_worst = test->worst;
+  }
+  auto progress = std::make_shared<Progress>("prefill", static_cast<int32_t>(tokens.size()), options_.json);
+  options.progress = [progress](int32_t done) { progress->Update(done); };
+  Result<llama::Prefilled> prefilled = llama::Prefill(model_, std::move(tokens), options);
+  progress->Finish();
+  if (!prefilled.ok()) return prefilled.status();
+  prefilled_ = std::move(*prefilled);
+  summary_.model = model_.name();
+  summary_.layers = model_.layers();
+  summary_.sliding_layers = static_cast<int32_t>(prefilled_.sliding.size());
+  summary_.prompt_tokens = prefilled_.size();
+  summary_.hidden = options_.hidden;
+  summary_.prefill_s = prefilled_.seconds;
+  return Status::Ok();
+}
+
+Status Runner::Start() {
+  Result<PromptBuilder> prompt = PromptBuilder::Create(model_, options_);
+  if (!prompt.ok()) return prompt.status();
+  prompt_.emplace(std::move(*prompt));
+  if (options_.questions.empty() && StdinIsTerminal() && !options_.json) {
+    interactive_ = true;
+    if (!options_.hidden) {
+      Say("> ");
+      std::string question;
+      if (!std::getline(std::cin, question)) return {Code::kCancelled, "stopped on request"};
+      options_.questions.push_back(question);
+    }
+  }
+  if (options_.questions.empty() && !interactive_) options_.questions.emplace_back();
+  const std::vector<std::string>& questions = options_.questions;
+  std::vector<Token> tokens =
+      options_.hidden ? prompt_->DocumentOnly() : prompt_->FirstTurn(questions.empty() ? "" : questions.front());
+  if (tokens.empty()) return InvalidArgument("the prompt is empty: --file and --prompt hold no text");
+  for (const std::string& question : questions)
+    reserve_ += static_cast<int32_t>(prompt_->NextTurn(question).size()) + options_.max_tokens + 1;
+  if (interactive_) reserve_ += 2048;
+  return Prefill(std::move(tokens));
+}
+
+// Scores, selects and compacts for one job. With the last one the full cache is freed.
+Result<std::unique_ptr<llama::Decoder>> Runner::Compacted(const Job& job, bool last, RunRecord* record) {
+  const Result<Budget> budget = ParseBudget(job.budget);
+  if (!budget.ok()) return budget.status();
+  if (jobs_.size() == 1) record->resident_before = ResidentBytes();
+  Result<llama::Evicted> evicted = llama::Evict(prefilled_, &engine_, job.policy, *budget);
+  if (!evicted.ok()) return evicted.status();
+  record->evict = evicted->report;
+  record->score_s = evicted->score_seconds;
+  record->output_error = evicted->output_error;
+  record->evicted_mass = evicted->evicted_mass;
+  const KeepList& keep = evicted->keep;
+  if (!prefilled_.layers.empty()) {
+    record->kept_min = keep.min_length();
+    record->kept_mean = keep.mean_length();
+    record->kept_max = keep.max_length();
+    record->kv_bytes_after = prefilled_.KvBytes(keep.total());
+  } else {
+    record->kept_min = record->kept_max = prefilled_.size();
+    record->kept_mean = prefilled_.size();
+    record->kv_bytes_after = record->kv_bytes_before;
+  }
+  const auto start = Clock::now();
+  const bool native = options_.decode == DecodeWay::kNative ||
+                      (options_.decode == DecodeWay::kAuto && (prefilled_.layers.empty() || keep.uniform()));
+  Result<std::unique_ptr<llama::Decoder>> decoder = native ? llama::MakeNativeDecoder(&prefilled_, keep, reserve_)
+                                                           : llama::MakeRaggedDecoder(&prefilled_, keep, reserve_);
+  if (!decoder.ok()) return decoder.status();
+  if (last) prefilled_.context.reset();
+  record->compact_s = SecondsSince(start);
+  if (jobs_.size() == 1) record->resident_after = ResidentBytes();
+  return decoder;
+}
+
+Status Runner::FeedTurn(const std::vector<Token>& tokens, llama::Decoder* decoder, int32_t* position,
+                        std::vector<float>* logits) {
+  DROPKV_RETURN_IF_ERROR(decoder->Feed(tokens, *position));
+  *position += static_cast<int32_t>(tokens.size());
+  logits->assign(decoder->logits().begin(), decoder->logits().end());
+  return Status::Ok();
+}
+
+Status Runner::OneAnswer(const std::string& question, std::vector<float> logits, llama::Decoder* decoder,
+                         llama::Sampler* sampler, int32_t* position, RunRecord* record) {
+  if (record->turns.empty()) Say(fmt::format("\n--- {} {} ---\n", record->policy.name, record->budget));
+  if (!question.empty() && !interactive_) Say(fmt::format("? {}\n", question));
+  if (!options_.prefix.empty()) Say(options_.prefix);
+  Result<Answer> answer = Generate(model_, options_, std::move(logits), decoder, sampler, position,
+                                   [&](std::string_view text) { Say(text); });
+  if (!answer.ok()) return answer.status();
+  Say("\n");
+  record->turns.push_back({question, std::move(*answer)});
+  return Status::Ok();
+}
+
+Status Runner::Answers(llama::Decoder* decoder, RunRecord* record) {
+  last_sampler_.emplace(options_.temperature, options_.seed);
+  last_position_ = prefilled_.size();
+  std::vector<float> logits = prefilled_.logits;
+  for (size_t i = 0; i < options_.questions.size(); ++i) {
+    const std::string& question = options_.questions[i];
+    if (options_.hidden) {
+      if (i > 0) DROPKV_RETURN_IF_ERROR(decoder->Rewind());
+      last_position_ = prefilled_.size();
+      DROPKV_RETURN_IF_ERROR(FeedTurn(prompt_->AfterDocument(question), decoder, &last_position_, &logits));
+    } else if (i > 0) {
+      std::vector<Token> tokens = prompt_->NextTurn(question);
+      const Answer& previous = record->turns.back().answer;
+      // An answer that was cut off has a last token that was shown but not fed.
+      if (!previous.ended && !previous.tokens.empty()) tokens.insert(tokens.begin(), previous.tokens.back());
+      DROPKV_RETURN_IF_ERROR(FeedTurn(tokens, decoder, &last_position_, &logits));
+    }
+    DROPKV_RETURN_IF_ERROR(OneAnswer(question, logits, decoder, &*last_sampler_, &last_position_, record));
+  }
+  return Status::Ok();
+}
+
+Status Runner::RunJobs() {
+  for (size_t i = 0; i < jobs_.size(); ++i) {
+    const Job& job = jobs_[i];
+    RunRecord record;
+    record.policy = job.policy;
+    record.budget = job.budget;
+    record.kv_bytes_before = prefilled_.KvBytesFull();
+    record.kept_min = record.kept_max = prefilled_.size();
+    record.kept_mean = prefilled_.size();
+    record.kv_bytes_after = record.kv_bytes_before;
+    Result<std::unique_ptr<llama::Decoder>> decoder = job.policy.signal == Signal::kFull
+                                                          ? llama::MakeFullDecoder(&prefilled_)
+                                                          : Compacted(job, i + 1 == jobs_.size(), &record);
+    if (!decoder.ok()) return decoder.status();
+    DROPKV_RETURN_IF_ERROR(Answers(decoder->get(), &record));
+    record.decode = (*decoder)->name();
+    if (!options_.expect.empty() && !record.turns.empty())
+      record.verdict = Judge(options_.prefix + record.turns.front().answer.text, options_.expect);
+    if (job.policy.signal == Signal::kFull && i + 1 < jobs_.size()) DROPKV_RETURN_IF_ERROR((*decoder)->Rewind());
+    summary_.runs.push_back(std::move(record));
+    last_decoder_ = std::move(*decoder);
+  }
+  return Status::Ok();
+}
+
+// Further questions from the terminal go to the last run's cache, until the end of input.
+Status Runner::Interact() {
+  if (!interactive_) return Status::Ok();
+  RunRecord& record = summary_.runs.back();
+  int32_t room = 2048;
+  std::string question;
+  while (Say("> "), std::getline(std::cin, question)) {
+    if (question.empty()) continue;
+    std::vector<Token> tokens = options_.hidden ? prompt_->AfterDocument(question) : prompt_->NextTurn(question);
+    if (options_.hidden) {
+      DROPKV_RETURN_IF_ERROR(last_decoder_->Rewind());
+      last_position_ = prefilled_.size();
+      room = 2048;
+    } else if (!record.turns.empty() && !record.turns.back().answer.ended) {
+      tokens.insert(tokens.begin(), record.turns.back().answer.tokens.back());
+    }
+    room -= static_cast<int32_t>(tokens.size()) + options_.max_tokens;
+    if (room < 0) return {Code::kFailedPrecondition, "the conversation has used up its room of 2048 tokens"};
+    std::vector<float> logits;
+    DROPKV_RETURN_IF_ERROR(FeedTurn(tokens, last_decoder_.get(), &last_position_, &logits));
+    DROPKV_RETURN_IF_ERROR(
+        OneAnswer(question, std::move(logits), last_decoder_.get(), &*last_sampler_, &last_position_, &record));
+  }
+  Say("\n");
+  return Status::Ok();
+}
+
+void Runner::Report() const {
+  const std::string text = options_.json ? JsonText(summary_) : fmt::format("\n{}", TableText(summary_));
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+Status Run(const std::vector<std::string>& arguments) {
+  Result<std::optional<RunOptions>> options = ParseRun(arguments);
+  if (!options.ok()) return options.status();
+  if (!options->has_value()) {
+    std::fputs(RunHelp().c_str(), stdout);
+    return Status::Ok();
+  }
+  InstallStopHandler();
+  Result<llama::Model> model = llama::Model::Load((*options)->model);
+  if (!model.ok()) return model.status();
+  EngineOptions engine_options;
+  engine_options.threads = (*options)->threads;
+  Result<Engine> engine = Engine::Create(engine_options);
+  if (!engine.ok()) return engine.status();
+  Runner runner(std::move(**options), std::move(*model), std::move(*engine));
+  DROPKV_RETURN_IF_ERROR(runner.Start());
+  DROPKV_RETURN_IF_ERROR(runner.RunJobs());
+  DROPKV_RETURN_IF_ERROR(runner.Interact());
+  runner.Report();
+  return Status::Ok();
+}
+
+}  // namespace dropkv::cli

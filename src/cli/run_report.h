@@ -1,0 +1,63 @@
+// What `dropkv run` shows when it is done: a table, or one JSON object.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cli/generate.h"
+#include "dropkv/engine.h"
+#include "dropkv/policy.h"
+
+namespace dropkv::cli {
+
+struct Turn {
+  std::string question;
+  Answer answer;
+};
+
+struct RunRecord {
+  Policy policy;
+  std::string budget;  // as typed; "100%" for the full cache
+  std::string decode;  // what ran: "full", "native", "ragged stop", "ragged replace"
+  int32_t kept_min = 0;
+  double kept_mean = 0;
+  int32_t kept_max = 0;
+  int64_t kv_bytes_before = 0;
+  int64_t kv_bytes_after = 0;
+  double score_s = 0;
+  double compact_s = 0;
+  double output_error = 0;
+  double evicted_mass = 0;
+  EvictReport evict;
+  int64_t resident_before = 0;  // bytes; 0: not measured (several runs share a prefill)
+  int64_t resident_after = 0;
+  std::vector<Turn> turns;
+  std::string verdict;  // "right", "WRONG"; empty where no answer was expected
+};
+
+struct RunSummary {
+  std::string model;
+  int32_t layers = 0;
+  int32_t sliding_layers = 0;
+  int32_t prompt_tokens = 0;
+  bool hidden = false;
+  double prefill_s = 0;
+  double self_test_worst = 0;
+  std::vector<RunRecord> runs;
+};
+
+// "right" where the answer contains the expected text, upper and lower case alike; else "WRONG".
+std::string Judge(std::string_view answer, std::string_view expected);
+
+// tokens/s over all turns; 0 where no decode call was made.
+double TokensPerSecond(const RunRecord& run);
+
+// Remarks on a run: nothing evicted, budget raised, tokens kept for NaN, ...; empty where there is nothing to say.
+std::vector<std::string> Remarks(const RunSummary& summary, const RunRecord& run);
+
+std::string TableText(const RunSummary& summary);
+std::string JsonText(const RunSummary& summary);
+
+}  // namespace dropkv::cli

@@ -1,0 +1,164 @@
+#include "llama/prefill.h"
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+
+namespace dropkv::llama {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double SecondsSince(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+Status CheckLayer(const Model& model, int32_t number, const LayerInfo& layer) {
+  const std::string where = "model '" + model.name() + "', layer " + std::to_string(number) + ": ";
+  if (layer.max_bias != 0) return Unsupported(where + "ALiBi takes its bias from a token's place in the cache");
+  if (layer.query_heads == 0 || layer.value_dim == 0 || layer.v_root == nullptr)
+    return Unsupported(where + "its attention was not found in the graph");
+  const Result<KvView> view = layer.View(layer.cells);
+  if (!view.ok()) return view.status();
+  const Status status = CheckKvView(*view);
+  return status.ok() ? status : Status(status.code(), where + status.message());
+}
+
+// Layers whose last row sees fewer cells than the prompt has tokens slide. With a prompt inside the window nothing
+// tells them apart from the others: then all count as sliding and nothing is evicted.
+Status SortLayers(Prefilled* prefilled) {
+  const bool may_slide = prefilled->model->sliding_window() > 0;
+  const bool inside = may_slide && prefilled->size() <= prefilled->model->sliding_window();
+  const LayerInfo* first = nullptr;
+  for (const auto& [number, layer] : prefilled->tap->layers()) {
+    DROPKV_RETURN_IF_ERROR(CheckLayer(*prefilled->model, number, layer));
+    if (inside || layer.last_row_sees < prefilled->size()) {
+      if (!may_slide)
+        return Unsupported("model '" + prefilled->model->name() + "', layer " + std::to_string(number) +
+                           ": its last row sees " + std::to_string(layer.last_row_sees) + " of " +
+                           std::to_string(prefilled->size()) + " tokens, but the model names no sliding window");
+      prefilled->sliding.push_back(number);
+      continue;
+    }
+    prefilled->layers.push_back(number);
+    if (first == nullptr) first = &layer;
+    if (layer.kv_heads != first->kv_heads || layer.query_heads != first->query_heads ||
+        layer.key_dim != first->key_dim || layer.value_dim != first->value_dim)
+      return Unsupported("model '" + prefilled->model->name() + "': its layers differ in head counts or sizes");
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+int32_t Prefilled::rows() const { return std::min(options.window, size()); }
+
+int64_t Prefilled::KvBytes(int64_t kept) const {
+  int64_t bytes = 0;
+  if (!layers.empty()) {
+    const LayerInfo& layer = tap->layers().at(layers.front());
+    bytes += kept * DTypeBytes(options.kv_type, layer.key_dim + layer.value_dim);
+  }
+  for (const int32_t number : sliding) {
+    const LayerInfo& layer = tap->layers().at(number);
+    const int64_t cells = std::min(size(), std::max(1, layer.last_row_sees));
+    bytes += cells * layer.kv_heads * DTypeBytes(options.kv_type, layer.key_dim + layer.value_dim);
+  }
+  return bytes;
+}
+
+int64_t Prefilled::KvBytesFull() const {
+  if (layers.empty()) return KvBytes(0);
+  const LayerInfo& layer = tap->layers().at(layers.front());
+  return KvBytes(static_cast<int64_t>(layers.size()) * layer.kv_heads * size());
+}
+
+Result<Prefilled> Prefill(const Model& model, std::vector<Token> tokens, const PrefillOptions& options) {
+  if (tokens.empty()) return InvalidArgument("prompt: expected at least one token, got none");
+  Prefilled prefilled;
+  prefilled.model = &model;
+  prefilled.options = options;
+  prefilled.tokens = std::move(tokens);
+  prefilled.tap = std::make_unique<Tap>();
+  prefilled.capture = std::make_unique<WindowCapture>();
+  const int32_t n = prefilled.size();
+  ContextOptions context;
+  context.cells = std::max(256, n + options.reserve);  // libllama takes no context smaller than its sequences
+  context.threads = options.threads;
+  context.flash_attention = options.flash_attention;
+  context.kv_type = options.kv_type;
+  context.two_sequences = true;
+  context.tap = prefilled.tap.get();
+  context.cancel = options.cancel;
+  Result<Context> made = Context::Create(model, context);
+  if (!made.ok()) return made.status();
+  prefilled.context.emplace(std::move(*made));
+
+  const auto start = Clock::now();
+  const std::span<const Token> all = prefilled.tokens;
+  // One row at least is watched: the visible counts of its mask tell sliding layers.
+  const int32_t watched = std::max(1, prefilled.rows());
+  if (n > watched) {
+    DROPKV_RETURN_IF_ERROR(prefilled.context->Decode(all.first(n - watched), 0, options.progress));
+  }
+  prefilled.tap->set_listener(prefilled.capture.get());
+  DROPKV_RETURN_IF_ERROR(prefilled.context->Decode(all.last(watched), n - watched));
+  prefilled.tap->set_listener(nullptr);
+  prefilled.tap->set_recording(false);
+  if (options.progress) options.progress(n);
+  prefilled.seconds = SecondsSince(start);
+
+  const std::span<const float> logits = prefilled.context->logits();
+  prefilled.logits.assign(logits.begin(), logits.end());
+  DROPKV_RETURN_IF_ERROR(SortLayers(&prefilled));
+  if (model.sliding_window() > 0) {
+    Result<std::vector<uint8_t>> state = prefilled.context->State(0, n, true);
+    if (!state.ok()) return state.status();
+    prefilled.window_state = std::move(*state);
+  }
+  return prefilled;
+}
+
+double SelfTestLimit(bool flash_attention, DType kv_type) {
+  if (kv_type == DType::kQ8_0) return 0.15;  // libllama then rounds the queries to 8 bits as well; 0.04 was seen
+  if (kv_type == DType::kF32 && !flash_attention) return 5e-4;
+  return flash_attention ? 3e-2 : 5e-3;
+}
+
+Result<SelfTest> RunSelfTest(const Model& model, std::span<const Token> tokens, const PrefillOptions& options) {
+  constexpr int32_t kRecorded = 24;
+  constexpr int32_t kShadowed = 8;
+  // A short prompt is repeated: the test is about the graph, not about the text.
+  std::vector<Token> text;
+  while (text.size() < kRecorded + kShadowed) text.push_back(tokens[text.size() % tokens.size()]);
+  Tap tap;
+  ContextOptions small;
+  small.cells = 256;
+  small.ubatch = 64;
+  small.threads = options.threads;
+  small.flash_attention = options.flash_attention;
+  small.kv_type = options.kv_type;
+  small.tap = &tap;
+  small.cancel = options.cancel;
+  Result<Context> context = Context::Create(model, small);
+  if (!context.ok()) return context.status();
+  const std::span<const Token> all = text;
+  DROPKV_RETURN_IF_ERROR(context->Decode(all.first(kRecorded), 0));
+  if (tap.layers().empty())
+    return Unsupported("model '" + model.name() + "': no attention over a KV cache was found in its graph");
+  for (const auto& [number, layer] : tap.layers()) DROPKV_RETURN_IF_ERROR(CheckLayer(model, number, layer));
+
+  ShadowCheck shadow(&tap);
+  DROPKV_RETURN_IF_ERROR(shadow.Fill());
+  tap.set_listener(&shadow);
+  for (int32_t i = kRecorded; i < kRecorded + kShadowed; ++i)
+    DROPKV_RETURN_IF_ERROR(context->Decode(all.subspan(i, 1), i));
+  DROPKV_RETURN_IF_ERROR(shadow.status());
+  const SelfTest result{shadow.overall(), shadow.worst(), shadow.nodes()};
+  if (result.nodes == 0 || !(result.worst <= SelfTestLimit(options.flash_attention, options.kv_type)))
+    return Unsupported("model '" + model.name() + "': the start-up self-test failed: our attention differs from " +
+                       "libllama's by " + std::to_string(result.worst) + " (relative, worst of " +
+                       std::to_string(result.nodes) + " nodes), limit " +
+                       std::to_string(SelfTestLimit(options.flash_attention, options.kv_type)));
+  return result;
+}
+
+}  // namespace dropkv::llama

@@ -1,0 +1,73 @@
+// The prompt, decoded once, with what an eviction needs to know of it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "llama/capture.h"
+#include "llama/context.h"
+#include "llama/tap.h"
+
+namespace dropkv {
+class ThreadPool;
+}
+
+namespace dropkv::llama {
+
+struct PrefillOptions {
+  int32_t threads = 0;  // 0: one per core
+  bool flash_attention = true;
+  DType kv_type = DType::kF16;
+  int32_t window = 8;          // rows of queries to keep, 0..128: the last ones of the prompt
+  int32_t reserve = 0;         // cells for tokens decoded over the full cache
+  ThreadPool* pool = nullptr;  // for attention over ragged caches; null: the calling thread
+  const std::atomic<bool>* cancel = nullptr;
+  std::function<void(int32_t)> progress;  // tokens done
+};
+
+// Everything of one prompt. Layers with a sliding window are listed apart: they are bounded already and left alone.
+struct Prefilled {
+  const Model* model = nullptr;
+  PrefillOptions options;
+  std::unique_ptr<Tap> tap;
+  std::optional<Context> context;  // of the full cache; may be reset once the compacted ones exist
+  std::unique_ptr<WindowCapture> capture;
+  std::vector<Token> tokens;
+  std::vector<float> logits;          // of the last prompt token
+  std::vector<int32_t> layers;        // numbers of the layers that see the whole prompt, ascending
+  std::vector<int32_t> sliding;       // numbers of the others
+  std::vector<uint8_t> window_state;  // of the sliding-window cache; empty where the model has none
+  double seconds = 0;                 // of the decode calls
+
+  int32_t size() const { return static_cast<int32_t>(tokens.size()); }
+  int32_t rows() const;  // captured
+
+  // Bytes of the keys and values of all layers, for `kept` tokens in sum over (layer, head) of the layers that see the
+  // whole prompt. The sliding layers add their own cells.
+  int64_t KvBytes(int64_t kept) const;
+  int64_t KvBytesFull() const;
+};
+
+// Decodes [0, n-w) and then the window [n-w, n) with its queries captured. Errors: libllama's, kCancelled, a cache that
+// the kernels cannot read, layers of different shapes.
+Result<Prefilled> Prefill(const Model& model, std::vector<Token> tokens, const PrefillOptions& options);
+
+// The start-up self-test: a few tokens in a small context of the same settings, our attention against every node's own
+// output. Refuses where it is off by more than the limits.
+struct SelfTest {
+  double overall = 0;  // relative L2
+  double worst = 0;    // of the worst node
+  int64_t nodes = 0;
+};
+Result<SelfTest> RunSelfTest(const Model& model, std::span<const Token> tokens, const PrefillOptions& options);
+
+// Largest relative L2 of the worst node that the self-test accepts: two to three times what correct routes were seen to
+// differ by (the native kernels round queries and weights to float16; with flash attention also the sums).
+double SelfTestLimit(bool flash_attention, DType kv_type);
+
+}  // namespace dropkv::llama

@@ -1,0 +1,70 @@
+// Attention takeover: a context whose chosen layers attend to ragged caches of ours instead of libllama's own cells.
+//
+// Two ways with the same bits. Stop: the graph stops at the attention node and its output is overwritten. Replace: the
+// node is turned into a custom operation that runs our kernel on ggml's threads, without a stop; it edits a graph that
+// is not ours, so it is used only where a start-up test gave the bits of the first way.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "dropkv/ragged_cache.h"
+#include "llama/tap.h"
+
+namespace dropkv::llama {
+
+class Takeover : public AttentionListener {
+ public:
+  // `tap` watches the context that is taken over; pool (may be null) serves the stops.
+  Takeover(Tap* tap, ThreadPool* pool) : tap_(tap), pool_(pool) {}
+
+  // From now on layer `number` attends to `cache`. `prefill` says how its logits are made.
+  Status AddLayer(int32_t number, const LayerInfo& prefill, RaggedCache cache);
+
+  // To be called before every decode of the context.
+  void BeginCall() { ++call_; }
+  void set_replace(bool replace) { replace_ = replace; }
+  bool replace() const { return replace_; }
+
+  // Removes the last `count` tokens of every layer.
+  Status Truncate(int32_t count);
+  int64_t used_bytes() const;
+  // The first error of a callback since the start; callbacks cannot return one.
+  const Status& status() const { return status_; }
+
+  bool Wants(int32_t layer) override { return layers_.contains(layer); }
+  bool Replace(int32_t layer, ggml_tensor* node) override;
+  void Query(int32_t layer, const ggml_tensor* q) override;
+  void Output(int32_t layer, ggml_tensor* out) override;
+
+ private:
+  struct Layer {
+    Takeover* owner = nullptr;
+    int32_t number = 0;
+    AttentionSpec attention;
+    std::vector<float> sinks;
+    RaggedCache cache;
+    RaggedDecode decode;
+    std::vector<float> query;
+    std::vector<float> output;
+    std::vector<char> original_params;  // op_params of the node that was replaced
+    std::atomic<uint64_t> begun{0};     // last call whose work list is ready
+
+    Layer(RaggedCache c, RaggedDecode d) : cache(std::move(c)), decode(std::move(d)) {}
+  };
+
+  static void RunCustom(ggml_tensor* node, int thread, int threads, void* layer);
+  Status BeginLayer(Layer* layer, ggml_tensor* node, int32_t workers);
+
+  Tap* tap_;
+  ThreadPool* pool_;
+  std::map<int32_t, std::unique_ptr<Layer>> layers_;
+  uint64_t call_ = 0;
+  bool replace_ = false;
+  Status status_;
+};
+
+}  // namespace dropkv::llama
