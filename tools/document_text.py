@@ -29,7 +29,7 @@ WORDS = {
               "the weighing hall", "the north steps", "the drying ground", "the salt pans"],
     "street": ["Anchor Street", "Weaver's Row", "Cold Lane", "Mill Hill", "Chapel Street", "Tanner's Yard",
                "the Strand", "Herring Row", "Pump Court", "the Causeway"],
-    "boat": ["the Patience", "the Grey Heron", "the Margaret Ann", "the Good Intent", "the Two Brothers",
+    "boat": ["the Patience", "the Long Tide", "the Steadfast", "the Good Intent", "the Two Brothers",
              "the Swift", "the Evening Star", "the Providence", "the Constant", "the Sea Holly"],
     "village": ["Pellworth", "Saint Orran", "Dunmere", "Hask Bay", "Lower Tarn", "Ransey", "Cobb's Landing",
                 "Withy Head"],
@@ -317,23 +317,9 @@ FACTS = {
     "name of the lighthouse keeper's dog": [
         "Saffron", "Biscuit", "Pepper", "Ginger", "Clover", "Juniper", "Bramble", "Marigold", "Rascal", "Tinker",
         "Domino", "Nutmeg", "Bandit", "Hazel", "Ranger", "Maple", "Willow", "Shadow", "Truffle", "Pickle"],
-    "name of the hermit's parrot": [
-        "Horatio", "Socrates", "Figaro", "Merlin", "Caesar", "Hamlet", "Napoleon", "Cicero", "Othello", "Romeo",
-        "Plato", "Homer", "Falstaff", "Aristotle", "Prospero", "Virgil", "Macbeth", "Hector", "Achilles", "Orlando"],
     "name of the ferryman's mule": [
         "Thunder", "Buttercup", "Daisy", "Samson", "Jupiter", "Goliath", "Molly", "Bluebell", "Solomon", "Lightning",
         "Comet", "Dandelion", "Hercules", "Primrose", "Titan", "Barnaby", "Snowball", "Cleopatra", "Sultan", "Ruby"],
-    "name of the governor's horse": [
-        "Tempest", "Warrior", "Apollo", "Pegasus", "Majesty", "Trooper", "Spitfire", "Nimbus", "Zephyr", "Ajax",
-        "Cavalier", "Monarch", "Chieftain", "Victory", "Rocket", "Dynamo", "Blaze", "Mercury", "Tornado", "Neptune"],
-    "name of the smuggler's brother": [
-        "Edmund", "Barnabas", "Leopold", "Archibald", "Sebastian", "Montague", "Reginald", "Theodore", "Augustus",
-        "Cornelius", "Frederick", "Gilbert", "Humphrey", "Lawrence", "Mortimer", "Percival", "Quentin", "Roland",
-        "Thaddeus", "Wilfred"],
-    "name of the innkeeper's daughter": [
-        "Rosalind", "Penelope", "Charlotte", "Isabel", "Matilda", "Cordelia", "Josephine", "Beatrice", "Emily",
-        "Sophie", "Victoria", "Eleanor", "Helena", "Caroline", "Olivia", "Alice", "Louisa", "Celeste", "Rebecca",
-        "Dorothy"],
     "name of the jeweler's monkey": [
         "Bongo", "Coco", "Mimi", "Pablo", "Bobo", "Chico", "Fifi", "Gizmo", "Kiko", "Lulu", "Momo", "Nino", "Oscar",
         "Pedro", "Rico", "Tito", "Waldo", "Yoyo", "Zorro", "Bruno"],
@@ -344,14 +330,6 @@ FACTS = {
     "home country of the ambassador": [
         "Spain", "Portugal", "Sweden", "Denmark", "Poland", "Hungary", "Austria", "Switzerland", "Belgium", "Finland",
         "Italy", "Romania", "Bulgaria", "Croatia", "Estonia", "Latvia", "Lithuania", "Ukraine", "Turkey", "Serbia"],
-    "name of the countess's swan": [
-        "Ophelia", "Juliet", "Desdemona", "Guinevere", "Titania", "Isolde", "Portia", "Cassandra", "Athena", "Venus",
-        "Aphrodite", "Minerva", "Salome", "Delilah", "Scheherazade", "Antoinette", "Nefertiti", "Persephone",
-        "Calypso", "Ariadne"],
-    "name of the admiral's yacht": [
-        "Albatross", "Mermaid", "Dolphin", "Seahorse", "Cormorant", "Endeavor", "Enterprise", "Valkyrie", "Galatea",
-        "Odyssey", "Poseidon", "Aurora", "Esmeralda", "Liberty", "Defiance", "Corsair", "Buccaneer", "Discovery",
-        "Adventure", "Stormbird"],
     "hobby of the astronomer": [
         "chess", "archery", "pottery", "knitting", "gardening", "juggling", "falconry", "origami", "calligraphy",
         "embroidery", "skating", "photography", "billiards", "dominoes", "hunting", "woodcarving", "poetry",
@@ -362,4 +340,17 @@ FACTS = {
     "nickname of the bishop": [
         "Badger", "Sparrow", "Walrus", "Fox", "Otter", "Raven", "Panther", "Hedgehog", "Falcon", "Lobster",
         "Squirrel", "Penguin", "Tiger", "Owl", "Beetle", "Lion", "Turtle", "Elephant", "Peacock", "Rabbit"],
+    "native language of the interpreter": [
+        "French", "German", "Latin", "Arabic", "Hebrew", "Russian", "Dutch", "Welsh", "Gaelic", "Hindi", "Swahili",
+        "Mandarin", "Armenian", "Icelandic", "Basque", "Catalan", "Czech", "Danish", "Korean", "Turkish"],
+    "favorite island of the countess": [
+        "Sicily", "Malta", "Crete", "Corsica", "Sardinia", "Cyprus", "Madeira", "Jamaica", "Bermuda", "Barbados",
+        "Trinidad", "Hawaii", "Tahiti", "Fiji", "Ceylon", "Java", "Sumatra", "Borneo", "Zanzibar", "Madagascar"],
+    "favorite composer of the violinist": [
+        "Mozart", "Beethoven", "Bach", "Haydn", "Schubert", "Chopin", "Brahms", "Vivaldi", "Handel", "Liszt",
+        "Mendelssohn", "Rossini", "Verdi", "Wagner", "Bizet", "Dvorak", "Grieg", "Purcell", "Schumann", "Berlioz"],
+    "favorite sport of the governor": [
+        "cricket", "tennis", "fencing", "rugby", "football", "croquet", "golf", "badminton", "polo", "hockey",
+        "bowling", "baseball", "basketball", "volleyball", "swimming", "lacrosse", "boxing", "karate", "judo",
+        "rowing"],
 }

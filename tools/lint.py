@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import pathlib
+import shlex
 import shutil
 import subprocess
 import sys
@@ -85,7 +86,8 @@ def check_tidy(build: pathlib.Path, seconds: float) -> bool:
         own = path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in TIDY_FOLDERS
         if not own or path.name.endswith(("_test.cc", "_bench.cc")):
             continue
-        stamp = cache / tidy_key(entry, deps.get(entry["output"], []))
+        words = shlex.split(entry["command"])
+        stamp = cache / tidy_key(entry, deps.get(words[words.index("-o") + 1], []))
         if not stamp.exists():
             work.append((path, stamp))
     work.sort(key=lambda item: -item[0].stat().st_mtime)  # what was edited last comes first

@@ -11,7 +11,6 @@ namespace dropkv::llama {
 
 Status ShadowCheck::Fill() {
   for (const auto& [number, layer] : tap_->layers()) {
-    if (!Wants(number)) continue;
     const Result<KvView> view = layer.View(layer.cells);
     if (!view.ok()) return view.status();
     Result<RaggedCache> cache = RaggedCache::Create(view->k.dtype, layer.kv_heads, layer.key_dim, layer.value_dim);
@@ -32,6 +31,7 @@ void ShadowCheck::Query(int32_t layer, const ggml_tensor* q) {
 
 void ShadowCheck::Output(int32_t layer, ggml_tensor* out) {
   if (!status_.ok() || !caches_.contains(layer)) return;
+  if (tap_->layers().at(layer).last_row_sees < caches_.at(layer).length(0)) return;
   const std::vector<float>& ours = ours_[layer];
   std::vector<float> theirs(ours.size());
   ggml_backend_tensor_get(out, theirs.data(), 0, theirs.size() * sizeof(float));

@@ -30,12 +30,9 @@ class ShadowCheck : public AttentionListener {
  public:
   explicit ShadowCheck(Tap* tap) : tap_(tap) {}
 
-  bool Wants(int32_t layer) override { return !skip_.contains(layer) || !skip_.at(layer); }
+  bool Wants(int32_t /*layer*/) override { return true; }
   void Query(int32_t layer, const ggml_tensor* q) override;
   void Output(int32_t layer, ggml_tensor* out) override;
-
-  // Layers whose tokens so far are not all visible (sliding windows) cannot be compared.
-  void Skip(int32_t layer) { skip_[layer] = true; }
 
   // Takes over the tokens that the tap has recorded so far.
   Status Fill();
@@ -47,7 +44,6 @@ class ShadowCheck : public AttentionListener {
 
  private:
   Tap* tap_;
-  std::map<int32_t, bool> skip_;
   std::map<int32_t, RaggedCache> caches_;
   std::map<int32_t, std::vector<float>> ours_;
   std::vector<float> query_;

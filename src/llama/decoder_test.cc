@@ -31,6 +31,8 @@ struct Case {
   TinyConfig config;
 };
 
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+
 const Case kCases[] = {
     {"llama", {.arch = TinyArch::kLlama}},
     {"llama_groups_of_three", {.arch = TinyArch::kLlama, .heads = 6, .kv_heads = 2, .head_dim = 16, .embedding = 64}},
@@ -68,8 +70,9 @@ KeepList RandomKeep(int32_t layers, int32_t heads, int32_t n, int32_t shortest, 
   return {layers, heads, std::move(offsets), std::move(positions)};
 }
 
-// As a share of the largest logit: with an f32 cache and no flash attention only float32 sums differ; with either, the
-// native prefill rounds queries and weights to f16. gemma3's GELU is a table of f16 values in ggml. q8_0 has 8 bits.
+// As a share of the largest logit, for our own attention: with an f32 cache and no flash attention only float32 sums
+// differ; with either, the native prefill rounds queries and weights to f16. gemma3's GELU is a table of f16 values in
+// ggml. q8_0 has 8 bits.
 double Tolerance(const TinyConfig& config, const PrefillOptions& options) {
   if (options.kv_type == DType::kQ8_0) return 6e-2;
   const bool exact = options.kv_type == DType::kF32 && !options.flash_attention;
@@ -109,8 +112,9 @@ class DecoderTest : public ::testing::TestWithParam<Case> {
     return reference;
   }
 
+  // slack: for libllama's own attention, whose float32 sums over the head's dimensions are its own affair.
   void ExpectClose(std::span<const float> ours, const std::vector<double>& reference, const PrefillOptions& options,
-                   const std::string& what) {
+                   const std::string& what, double slack = 1) {
     ASSERT_EQ(ours.size(), reference.size());
     double largest = 0;
     double error = 0;
@@ -119,7 +123,7 @@ class DecoderTest : public ::testing::TestWithParam<Case> {
       const double difference = std::abs(ours[i] - reference[i]);
       error = std::isnan(difference) ? INFINITY : std::max(error, difference);
     }
-    EXPECT_LE(error, Tolerance(GetParam().config, options) * std::max(1.0, largest))
+    EXPECT_LE(error, slack * Tolerance(GetParam().config, options) * std::max(1.0, largest))
         << what << ", largest logit " << largest;
   }
 
@@ -188,7 +192,7 @@ TEST_P(DecoderTest, NativeEqualsReference) {
     ASSERT_TRUE(decoder.ok()) << decoder.status().message();
     prefilled.context.reset();
     FeedAll(decoder->get(), &reference, Tokens(kPrompt, 8), [&](const std::vector<double>& expected, const char* what) {
-      ExpectClose((*decoder)->logits(), expected, options, Name(options) + ", " + what);
+      ExpectClose((*decoder)->logits(), expected, options, Name(options) + ", " + what, 2);
     });
   }
 }
