@@ -180,7 +180,7 @@ TEST(ResolveBudget, FollowsTheFormula) {
   for (int32_t n = 1; n <= 3000; ++n)
     for (const int32_t percent : {1, 5, 10, 20, 29, 30, 57, 70, 95}) {
       const KeepCount count = Resolve(Budget::Fraction(percent / 100.0), policy, n);
-      const int32_t exact = static_cast<int32_t>(static_cast<int64_t>(percent) * n / 100);
+      const auto exact = static_cast<int32_t>(static_cast<int64_t>(percent) * n / 100);
       ASSERT_EQ(count.keep, std::max(exact, 1)) << percent << "% of " << n;
       ASSERT_EQ(count.raised, exact < 1) << percent << "% of " << n;
     }
