@@ -16,7 +16,7 @@ size_t CompleteUtf8(std::string_view text) {
   return text.size();
 }
 
-Result<Answer> Generate(const llama::Model& model, const RunOptions& options, std::vector<float> logits,
+Result<Answer> Generate(const llama::Model& model, const RunOptions& options, int32_t limit, std::vector<float> logits,
                         llama::Decoder* decoder, llama::Sampler* sampler, int32_t* position,
                         const std::function<void(std::string_view)>& stream) {
   using Clock = std::chrono::steady_clock;
@@ -34,7 +34,7 @@ Result<Answer> Generate(const llama::Model& model, const RunOptions& options, st
     if (stream && complete > 0) stream(std::string_view(waiting).substr(0, complete));
     answer.text += waiting.substr(0, complete);
     waiting.erase(0, complete);
-    if (static_cast<int32_t>(answer.tokens.size()) == options.max_tokens) break;
+    if (static_cast<int32_t>(answer.tokens.size()) == options.max_tokens || *position + 1 >= limit) break;
     const auto start = Clock::now();
     DROPKV_RETURN_IF_ERROR(decoder->Feed(std::span(&token, 1), *position));
     answer.seconds += std::chrono::duration<double>(Clock::now() - start).count();

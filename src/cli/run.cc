@@ -26,6 +26,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using llama::Token;
 
+// Tokens behind the prompt that a conversation on the terminal may take.
+constexpr int32_t kConversation = 2048;
+
 double SecondsSince(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 // One policy at one budget; `full` has one of its own.
@@ -54,11 +57,13 @@ class Runner {
   Status Start();
   Status RunJobs();
   Status Interact();
-  void Report() const;
+  Status Report() const;
 
  private:
   void Say(std::string_view text) const;
+  int32_t ContextLimit() const;  // tokens, prompt and answers together
   Status CheckLength(int32_t prompt_tokens) const;
+  Status CheckDecodeWay() const;
   Status Prefill(std::vector<Token> tokens);
   Result<std::unique_ptr<llama::Decoder>> Compacted(const Job& job, bool last, RunRecord* record);
   Status Answers(llama::Decoder* decoder, RunRecord* record);
@@ -87,8 +92,10 @@ void Runner::Say(std::string_view text) const {
   std::fflush(stdout);
 }
 
+int32_t Runner::ContextLimit() const { return options_.context > 0 ? options_.context : model_.context_train(); }
+
 Status Runner::CheckLength(int32_t prompt_tokens) const {
-  const int32_t most = options_.context > 0 ? options_.context : model_.context_train();
+  const int32_t most = ContextLimit();
   if (prompt_tokens < most) return Status::Ok();
   return InvalidArgument("--ctx: the prompt has " + std::to_string(prompt_tokens) + " tokens, but the context holds " +
                          std::to_string(most) + " (prompt and answer together)");
@@ -128,7 +135,20 @@ Status Runner::Prefill(std::vector<Token> tokens) {
   return Status::Ok();
 }
 
+// Said before the prefill, not after it.
+Status Runner::CheckDecodeWay() const {
+  if (options_.decode != DecodeWay::kNative || model_.kv_heads() == 1) return Status::Ok();
+  for (const Policy& policy : options_.policies)
+    if (policy.signal != Signal::kFull && policy.heads != HeadRule::kUniform)
+      return InvalidArgument(
+          fmt::format("--decode native: expected heads that all keep the same number of tokens, but "
+                      "{} shares a layer's budget among them ({}); use --heads uniform or --decode ragged",
+                      policy.name, HeadRuleName(policy.heads)));
+  return Status::Ok();
+}
+
 Status Runner::Start() {
+  DROPKV_RETURN_IF_ERROR(CheckDecodeWay());
   Result<PromptBuilder> prompt = PromptBuilder::Create(model_, options_);
   if (!prompt.ok()) return prompt.status();
   prompt_.emplace(std::move(*prompt));
@@ -142,13 +162,15 @@ Status Runner::Start() {
     }
   }
   if (options_.questions.empty() && !interactive_) options_.questions.emplace_back();
+  DROPKV_RETURN_IF_ERROR(CheckPrompt(options_));
   const std::vector<std::string>& questions = options_.questions;
   std::vector<Token> tokens =
       options_.hidden ? prompt_->DocumentOnly() : prompt_->FirstTurn(questions.empty() ? "" : questions.front());
-  if (tokens.empty()) return InvalidArgument("the prompt is empty: --file and --prompt hold no text");
+  int64_t behind = interactive_ ? kConversation : 0;
   for (const std::string& question : questions)
-    reserve_ += static_cast<int32_t>(prompt_->NextTurn(question).size()) + options_.max_tokens + 1;
-  if (interactive_) reserve_ += 2048;
+    behind += static_cast<int64_t>(prompt_->NextTurn(question).size()) + options_.max_tokens + 1;
+  const int64_t room = std::max<int64_t>(0, ContextLimit() - static_cast<int64_t>(tokens.size()));
+  reserve_ = static_cast<int32_t>(std::min(behind, room));
   return Prefill(std::move(tokens));
 }
 
@@ -188,6 +210,10 @@ Result<std::unique_ptr<llama::Decoder>> Runner::Compacted(const Job& job, bool l
 
 Status Runner::FeedTurn(const std::vector<Token>& tokens, llama::Decoder* decoder, int32_t* position,
                         std::vector<float>* logits) {
+  const int64_t end = *position + static_cast<int64_t>(tokens.size());
+  if (end >= ContextLimit())
+    return InvalidArgument("--ctx: with the next question there are " + std::to_string(end) +
+                           " tokens, but the context holds " + std::to_string(ContextLimit()));
   DROPKV_RETURN_IF_ERROR(decoder->Feed(tokens, *position));
   *position += static_cast<int32_t>(tokens.size());
   logits->assign(decoder->logits().begin(), decoder->logits().end());
@@ -199,7 +225,7 @@ Status Runner::OneAnswer(const std::string& question, std::vector<float> logits,
   if (record->turns.empty()) Say(fmt::format("\n--- {} {} ---\n", record->policy.name, record->budget));
   if (!question.empty() && !interactive_) Say(fmt::format("? {}\n", question));
   if (!options_.prefix.empty()) Say(options_.prefix);
-  Result<Answer> answer = Generate(model_, options_, std::move(logits), decoder, sampler, position,
+  Result<Answer> answer = Generate(model_, options_, ContextLimit(), std::move(logits), decoder, sampler, position,
                                    [&](std::string_view text) { Say(text); });
   if (!answer.ok()) return answer.status();
   Say("\n");
@@ -216,7 +242,10 @@ Status Runner::Answers(llama::Decoder* decoder, RunRecord* record) {
     if (options_.hidden) {
       if (i > 0) DROPKV_RETURN_IF_ERROR(decoder->Rewind());
       last_position_ = prefilled_.size();
-      DROPKV_RETURN_IF_ERROR(FeedTurn(prompt_->AfterDocument(question), decoder, &last_position_, &logits));
+      const std::vector<Token> tokens = prompt_->AfterDocument(question);
+      // With --raw and no question nothing follows the document: its own logits give the first token.
+      logits = prefilled_.logits;
+      if (!tokens.empty()) DROPKV_RETURN_IF_ERROR(FeedTurn(tokens, decoder, &last_position_, &logits));
     } else if (i > 0) {
       std::vector<Token> tokens = prompt_->NextTurn(question);
       const Answer& previous = record->turns.back().answer;
@@ -258,7 +287,7 @@ Status Runner::RunJobs() {
 Status Runner::Interact() {
   if (!interactive_) return Status::Ok();
   RunRecord& record = summary_.runs.back();
-  int32_t room = 2048;
+  int32_t room = kConversation;
   std::string question;
   while (Say("> "), std::getline(std::cin, question)) {
     if (question.empty()) continue;
@@ -266,12 +295,14 @@ Status Runner::Interact() {
     if (options_.hidden) {
       DROPKV_RETURN_IF_ERROR(last_decoder_->Rewind());
       last_position_ = prefilled_.size();
-      room = 2048;
+      room = kConversation;
     } else if (!record.turns.empty() && !record.turns.back().answer.ended) {
       tokens.insert(tokens.begin(), record.turns.back().answer.tokens.back());
     }
     room -= static_cast<int32_t>(tokens.size()) + options_.max_tokens;
-    if (room < 0) return {Code::kFailedPrecondition, "the conversation has used up its room of 2048 tokens"};
+    if (room < 0)
+      return {Code::kFailedPrecondition,
+              "the conversation has used up its room of " + std::to_string(kConversation) + " tokens"};
     std::vector<float> logits;
     DROPKV_RETURN_IF_ERROR(FeedTurn(tokens, last_decoder_.get(), &last_position_, &logits));
     DROPKV_RETURN_IF_ERROR(
@@ -281,10 +312,11 @@ Status Runner::Interact() {
   return Status::Ok();
 }
 
-void Runner::Report() const {
+Status Runner::Report() const {
   const std::string text = options_.json ? JsonText(summary_) : fmt::format("\n{}", TableText(summary_));
   std::fwrite(text.data(), 1, text.size(), stdout);
-  std::fflush(stdout);
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) return {Code::kIo, "cannot write to standard output"};
+  return Status::Ok();
 }
 
 }  // namespace
@@ -307,8 +339,7 @@ Status Run(const std::vector<std::string>& arguments) {
   DROPKV_RETURN_IF_ERROR(runner.Start());
   DROPKV_RETURN_IF_ERROR(runner.RunJobs());
   DROPKV_RETURN_IF_ERROR(runner.Interact());
-  runner.Report();
-  return Status::Ok();
+  return runner.Report();
 }
 
 }  // namespace dropkv::cli

@@ -2,6 +2,8 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -29,7 +31,8 @@ struct Raw {
   bool own_settings = false;
 };
 
-// The library names its own argument in front of a message ("budget: ...", "policy.window: ..."); the flag takes its place.
+// The library names its own argument in front of a message ("budget: ...", "policy.window: ..."); the flag takes its
+// place.
 Status FlagStatus(const std::string& flag, const Status& status) {
   const size_t colon = status.message().find(": ");
   const bool named = colon != std::string::npos && status.message().find(' ') > colon;
@@ -39,10 +42,12 @@ Status FlagStatus(const std::string& flag, const Status& status) {
   return {status.code(), (flag.empty() ? "--" + argument.substr(dot + 1) : flag) + ": " + text};
 }
 
+// A comma at the end leaves an empty last part, which no list accepts.
 std::vector<std::string> SplitList(const std::string& text) {
   std::vector<std::string> parts;
   std::stringstream stream(text);
   for (std::string part; std::getline(stream, part, ',');) parts.push_back(part);
+  if (text.ends_with(',')) parts.emplace_back();
   return parts;
 }
 
@@ -53,7 +58,12 @@ Result<std::string> ReadDocument(const std::string& file) {
   if (std::filesystem::is_directory(file, error))
     return Status(Code::kIo, "--file: expected a text file, got a directory: " + file);
   if (!stream) return Status(Code::kIo, "--file: cannot read " + file);
-  std::string text{std::istreambuf_iterator<char>(stream), {}};
+  // read() turns a failed read into badbit; the buffer's own iterators would throw.
+  std::string text;
+  for (std::array<char, 65536> part; stream;) {
+    stream.read(part.data(), part.size());
+    text.append(part.data(), static_cast<size_t>(stream.gcount()));
+  }
   if (stream.bad()) return Status(Code::kIo, "--file: cannot read " + file);
   return text;
 }
@@ -168,8 +178,9 @@ Status Understand(const Raw& raw, RunOptions* options) {
   if (options->threads < 0 || options->context < 0)
     return InvalidArgument("--threads, --ctx: expected 0 or more, got " +
                            std::to_string(std::min(options->threads, options->context)));
-  if (!(options->temperature >= 0))
-    return InvalidArgument("--temp: expected 0 or more, got " + std::to_string(options->temperature));
+  if (!(options->temperature >= 0) || std::isinf(options->temperature))
+    return InvalidArgument("--temp: expected a finite number of at least 0, got " +
+                           std::to_string(options->temperature));
   DROPKV_RETURN_IF_ERROR(ChoosePolicies(raw, options->seed, options));
   DROPKV_RETURN_IF_ERROR(CheckBudgets(raw, options));
   if (!raw.file.empty()) {
@@ -178,16 +189,21 @@ Status Understand(const Raw& raw, RunOptions* options) {
     options->document = std::move(*text);
     options->has_document = true;
   }
-  const bool no_question = std::all_of(options->questions.begin(), options->questions.end(),
-                                       [](const std::string& question) { return question.empty(); });
-  if (options->document.empty() && no_question && (options->has_document || !options->questions.empty()))
-    return InvalidArgument("the prompt is empty: --file and --prompt hold no text");
+  // Without either, a question may still come from the terminal.
+  if (options->has_document || !options->questions.empty()) DROPKV_RETURN_IF_ERROR(CheckPrompt(*options));
   if (options->hidden && options->document.empty())
     return InvalidArgument("--question hidden: expected a document (--file), got none");
   return Status::Ok();
 }
 
 }  // namespace
+
+Status CheckPrompt(const RunOptions& options) {
+  const bool no_question = std::all_of(options.questions.begin(), options.questions.end(),
+                                       [](const std::string& question) { return question.empty(); });
+  if (!options.document.empty() || !no_question) return Status::Ok();
+  return InvalidArgument("the prompt is empty: --file and --prompt hold no text");
+}
 
 Result<std::optional<RunOptions>> ParseRun(std::vector<std::string> arguments) {
   RunOptions options;

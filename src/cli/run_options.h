@@ -41,6 +41,9 @@ struct RunOptions {
 // `arguments` in order; on "--help" the result is empty.
 Result<std::optional<RunOptions>> ParseRun(std::vector<std::string> arguments);
 
+// An error unless the document or a question holds text.
+Status CheckPrompt(const RunOptions& options);
+
 // The text of `dropkv run --help`.
 std::string RunHelp();
 

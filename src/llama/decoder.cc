@@ -147,7 +147,8 @@ Status RaggedDecoder::Init(Prefilled* prefilled, const KeepList& keep, int32_t r
     if (!view.ok()) return view.status();
     Result<RaggedCache> cache = RaggedCache::Create(view->k.dtype, layer.kv_heads, layer.key_dim, layer.value_dim);
     if (!cache.ok()) return cache.status();
-    DROPKV_RETURN_IF_ERROR(cache->Assign(*view, keep, static_cast<int32_t>(i), reserve));
+    // The caches grow as they need to: a long answer that may come takes no memory before it does.
+    DROPKV_RETURN_IF_ERROR(cache->Assign(*view, keep, static_cast<int32_t>(i), std::min(reserve, 2 * kSmallBatch)));
     DROPKV_RETURN_IF_ERROR(takeover_.AddLayer(number, layer, std::move(*cache)));
   }
   // libllama's own cells are not read: they only have to hold one piece.

@@ -178,7 +178,9 @@ TEST_P(DecoderTest, RaggedEqualsReference) {
     FeedAll(decoder->get(), &reference, Tokens(kPrompt, 8), [&](const std::vector<double>& expected, const char* what) {
       ExpectClose((*decoder)->logits(), expected, options, Name(options) + ", " + what);
     });
-    if (options.flash_attention) EXPECT_EQ((*decoder)->name(), "ragged replace") << Name(options);
+    if (options.flash_attention) {
+      EXPECT_EQ((*decoder)->name(), "ragged replace") << Name(options);
+    }
   }
 }
 

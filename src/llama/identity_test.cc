@@ -150,8 +150,12 @@ TEST_P(IdentityTest, KeepingEverythingChangesNothing) {
     ragged[flash] = Forced(taken->get(), Continuation(), n);
     const Logits native_logits = Forced(native->get(), Continuation(), n);
     // A reload packs the cells of a sliding window anew, so that its sums run in another order.
-    if (prefilled.sliding.empty()) EXPECT_EQ(full[flash], native_logits) << "flash attention " << flash;
-    if (flash) EXPECT_EQ((*taken)->name(), "ragged replace");
+    if (prefilled.sliding.empty()) {
+      EXPECT_EQ(full[flash], native_logits) << "flash attention " << flash;
+    }
+    if (flash) {
+      EXPECT_EQ((*taken)->name(), "ragged replace");
+    }
   }
   const double yardstick = MeanKl(full[1], full[0]);
   for (const bool flash : {false, true}) {

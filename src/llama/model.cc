@@ -109,6 +109,7 @@ Status Model::CheckSupported() const {
 }
 
 int32_t Model::layers() const { return llama_model_n_layer(get()); }
+int32_t Model::kv_heads() const { return llama_model_n_head_kv(get()); }
 int32_t Model::vocab_size() const { return llama_vocab_n_tokens(vocab_); }
 int32_t Model::context_train() const { return llama_model_n_ctx_train(get()); }
 int32_t Model::sliding_window() const { return std::max(0, llama_model_n_swa(get())); }

@@ -39,6 +39,7 @@ class Model {
   const std::string& name() const { return name_; }                  // general.name, else the file's name
   const std::string& architecture() const { return architecture_; }  // general.architecture
   int32_t layers() const;
+  int32_t kv_heads() const;  // of the first layer
   int32_t vocab_size() const;
   int32_t context_train() const;   // tokens
   int32_t sliding_window() const;  // tokens; 0: none

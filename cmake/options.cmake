@@ -1,0 +1,13 @@
+# Every option on one line with a sentence.
+option(BUILD_SHARED_LIBS "Build libdropkv as a shared library; only what DROPKV_API marks is exported." OFF)
+option(DROPKV_BUILD_TESTS "Build the tests." ${PROJECT_IS_TOP_LEVEL})
+option(DROPKV_BUILD_BENCH "Build the benchmarks." ${PROJECT_IS_TOP_LEVEL})
+option(DROPKV_BUILD_EXAMPLES "Build the example programs." ${PROJECT_IS_TOP_LEVEL})
+option(DROPKV_INSTALL "Add the install rules." ${PROJECT_IS_TOP_LEVEL})
+option(DROPKV_LLAMA "Build the llama.cpp adapter and the command line (needs find_package(llama))." ${PROJECT_IS_TOP_LEVEL})
+option(DROPKV_CUDA "Check that nvcc takes the public headers (needs the CUDA toolkit, no GPU)." OFF)
+option(DROPKV_LINT "Let ctest run clang-format, shellcheck and clang-tidy." OFF)
+option(DROPKV_WERROR "Treat warnings as errors." OFF)
+option(DROPKV_COVERAGE "Instrument for gcov." OFF)
+set(DROPKV_SANITIZE "" CACHE STRING "Sanitizers, as -fsanitize= takes them: address,undefined or thread.")
+set(DROPKV_TEST_PREFIX "" CACHE STRING "Put before every test name, to tell builds apart where one ctest runs several.")
