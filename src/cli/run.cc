@@ -63,7 +63,7 @@ class Runner {
   void Say(std::string_view text) const;
   int32_t ContextLimit() const;  // tokens, prompt and answers together
   Status CheckLength(int32_t prompt_tokens) const;
-  Status CheckDecodeWay() const;
+  Status CheckDecodeWay(int32_t prompt_tokens) const;
   Status Prefill(std::vector<Token> tokens);
   Result<std::unique_ptr<llama::Decoder>> Compacted(const Job& job, bool last, RunRecord* record);
   Status Answers(llama::Decoder* decoder, RunRecord* record);
@@ -135,20 +135,26 @@ Status Runner::Prefill(std::vector<Token> tokens) {
   return Status::Ok();
 }
 
-// Said before the prefill, not after it.
-Status Runner::CheckDecodeWay() const {
+// Said before the prefill, not after it. Heads that share a budget differ unless it leaves them nothing to choose.
+Status Runner::CheckDecodeWay(int32_t prompt_tokens) const {
   if (options_.decode != DecodeWay::kNative || model_.kv_heads() == 1) return Status::Ok();
-  for (const Policy& policy : options_.policies)
-    if (policy.signal != Signal::kFull && policy.heads != HeadRule::kUniform)
-      return InvalidArgument(
-          fmt::format("--decode native: expected heads that all keep the same number of tokens, but "
-                      "{} shares a layer's budget among them ({}); use --heads uniform or --decode ragged",
-                      policy.name, HeadRuleName(policy.heads)));
+  for (const Job& job : jobs_) {
+    const Policy& policy = job.policy;
+    if (policy.signal == Signal::kFull || policy.heads == HeadRule::kUniform) continue;
+    const Result<Budget> budget = ParseBudget(job.budget);
+    if (!budget.ok()) return budget.status();
+    const Result<KeepCount> count = ResolveBudget(*budget, policy, prompt_tokens);
+    if (!count.ok()) return count.status();
+    if (count->keep >= prompt_tokens || count->keep <= policy.window + policy.sink) continue;
+    return InvalidArgument(fmt::format(
+        "--decode native: expected heads that all keep the same number of tokens, but {} shares a layer's budget among "
+        "them ({}); use --heads uniform or --decode ragged",
+        policy.name, HeadRuleName(policy.heads)));
+  }
   return Status::Ok();
 }
 
 Status Runner::Start() {
-  DROPKV_RETURN_IF_ERROR(CheckDecodeWay());
   Result<PromptBuilder> prompt = PromptBuilder::Create(model_, options_);
   if (!prompt.ok()) return prompt.status();
   prompt_.emplace(std::move(*prompt));
@@ -166,6 +172,7 @@ Status Runner::Start() {
   const std::vector<std::string>& questions = options_.questions;
   std::vector<Token> tokens =
       options_.hidden ? prompt_->DocumentOnly() : prompt_->FirstTurn(questions.empty() ? "" : questions.front());
+  DROPKV_RETURN_IF_ERROR(CheckDecodeWay(static_cast<int32_t>(tokens.size())));
   int64_t behind = interactive_ ? kConversation : 0;
   for (const std::string& question : questions)
     behind += static_cast<int64_t>(prompt_->NextTurn(question).size()) + options_.max_tokens + 1;
