@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Does the answer survive? One planted fact in each of N documents, asked for with the full cache and after evictions.
 
-Usage: answers.py --model FILE.gguf [--binary build/release/dropkv] [--seeds 1-10] [--words 3050] [--markdown FILE]
+Usage: answers.py --model FILE.gguf [--binary build/release/dropkv] [--seeds 1-10] [--words 2500] [--markdown FILE]
 
 Documents, facts and depths come from make_document.py and its seeds alone; the question is seen. Every answer is reported.
 """
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--binary", default=HERE.parent / "build/release/dropkv")
     parser.add_argument("--seeds", default="1-10", help="FIRST-LAST")
-    parser.add_argument("--words", type=int, default=3050)
+    parser.add_argument("--words", type=int, default=2500)
     parser.add_argument("--markdown", type=pathlib.Path, help="also write the table there")
     parser.add_argument("flags", nargs="*", help="behind --: further flags of dropkv run")
     args = parser.parse_args()

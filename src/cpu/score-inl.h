@@ -1,0 +1,216 @@
+// Pass 2: scores of tokens from the rows' outputs and log-sum-exps (docs/kernels/score.md).
+//
+// Per token and row: 2d + 2dv FLOP in the two products, about 22 vector operations per N rows for the weight and the
+// distance. A token's sum needs no other token: any cut of the tokens gives the same bits.
+
+#if defined(DROPKV_CPU_SCORE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef DROPKV_CPU_SCORE_INL_H_
+#undef DROPKV_CPU_SCORE_INL_H_
+#else
+#define DROPKV_CPU_SCORE_INL_H_
+#endif
+
+#include <atomic>
+#include <cmath>
+#include <limits>
+
+#include "cpu/attend-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace dropkv::cpu {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Weights below 2^-63 are taken as 0: their squares would be subnormal.
+inline constexpr float kSmallestShare = -63.0F;
+
+// Takes the pairs that are computed elsewhere out of the tile.
+inline void HideTops(const int32_t* tops, int32_t width, const Tile& tile, float* logits) {
+  for (int32_t lane = 0; lane < width; ++lane) {
+    const int32_t t = tops[lane] - tile.begin;
+    if (tops[lane] >= 0 && t >= 0 && t < tile.tokens) logits[t * width + lane] = kMinusInfinity;
+  }
+}
+
+// Writes tile.begin + t for lanes with log2(p) > log2(kFoundShare) and takes the pairs out (handed-in rows: share is
+// 0). Other threads look at other tokens of the same rows; of several the lowest stays.
+inline void FindTops(int32_t* tops, const float* base, int32_t width, const Tile& tile, float* logits) {
+  const float least = std::log2(kFoundShare);
+  for (int32_t t = 0; t < tile.tokens; ++t)
+    for (int32_t lane = 0; lane < width; ++lane) {
+      if (!(logits[t * width + lane] - base[lane] > least)) continue;
+      logits[t * width + lane] = kMinusInfinity;
+      const std::atomic_ref<int32_t> top(tops[lane]);
+      int32_t seen = top.load(std::memory_order_relaxed);
+      while ((seen < 0 || seen > tile.begin + t) && !top.compare_exchange_weak(seen, tile.begin + t)) {
+      }
+    }
+}
+
+// Whether any logit of the tile is above its row's base + log2(kFoundShare).
+template <int NV>
+HWY_INLINE bool HasTops(const float* base, const Tile& tile, const float* logits) {
+  const FloatTag d;
+  auto largest = hn::Set(d, kMinusInfinity);
+  FloatVector rows[NV];
+  for (int v = 0; v < NV; ++v) rows[v] = hn::Load(d, base + v * kLanes);
+  for (int32_t t = 0; t < tile.tokens; ++t)
+#pragma GCC unroll 16
+    for (int v = 0; v < NV; ++v)
+      largest = hn::Max(largest, hn::Sub(hn::Load(d, logits + (t * NV + v) * kLanes), rows[v]));
+  return !hn::AllFalse(d, hn::Gt(largest, hn::Set(d, std::log2(kFoundShare))));
+}
+
+// p of one vector of rows; 0 where it is below 2^smallest.
+HWY_INLINE FloatVector Share(FloatVector logit, FloatVector base, FloatVector share, float smallest) {
+  return Exp2(FloatTag(), hn::Add(hn::Sub(logit, base), share), smallest);
+}
+
+// Adds one panel's rows to scratch.partial [tokens, one vector].
+template <int NV>
+HWY_INLINE void AddPanel(const ScoreRows& rows, int32_t first_lane, const Tile& tile, const TileScratch& scratch) {
+  const FloatTag d;
+  const auto one = hn::Set(d, 1.0F);
+  FloatVector base[NV];
+  FloatVector share[NV];
+  FloatVector norm[NV];
+  for (int v = 0; v < NV; ++v) {
+    base[v] = hn::Load(d, rows.denominators.base + first_lane + v * kLanes);
+    share[v] = hn::Load(d, rows.denominators.share + first_lane + v * kLanes);
+    norm[v] = hn::Load(d, rows.norms + first_lane + v * kLanes);
+  }
+  for (int32_t t = 0; t < tile.tokens; ++t) {
+    const auto value_norm = hn::Set(d, scratch.norms[t]);
+    auto sum = hn::Load(d, scratch.partial + t * kLanes);
+#pragma GCC unroll 16
+    for (int v = 0; v < NV; ++v) {
+      const auto logit = hn::Load(d, scratch.logits + (t * NV + v) * kLanes);
+      const auto p = Share(logit, base[v], share[v], kSmallestShare);
+      const auto odds = hn::Mul(p, Reciprocal(d, hn::Sub(one, p)));
+      const auto cross = hn::Load(d, scratch.products + (t * NV + v) * kLanes);
+      const auto distance = hn::Add(hn::Add(value_norm, norm[v]), cross);
+      sum = hn::MulAdd(hn::Mul(odds, odds), hn::Max(distance, hn::Zero(d)), sum);
+    }
+    hn::Store(sum, d, scratch.partial + t * kLanes);
+  }
+}
+
+// |v - center|^2 of every row of the tile.
+inline void TileNorms(int32_t dim, const Tile& tile, const TileScratch& scratch) {
+  const FloatTag d;
+  const ShortTag<8> d8;
+  for (int32_t t = 0; t < tile.tokens; ++t) {
+    const float* row = scratch.values + t * (dim + kTilePadding);
+    auto sum = hn::Zero(d);
+    int32_t i = 0;
+    for (; i + kLanes <= dim; i += kLanes) {
+      const auto x = hn::LoadU(d, row + i);
+      sum = hn::MulAdd(x, x, sum);
+    }
+    float norm = hn::GetLane(hn::SumOfLanes(d, sum));
+    for (; i < dim; i += static_cast<int32_t>(hn::MaxLanes(ShortTag<8>()))) {
+      const auto x = hn::LoadU(d8, row + i);
+      norm += hn::GetLane(hn::SumOfLanes(d8, hn::Mul(x, x)));
+    }
+    scratch.norms[t] = norm;
+  }
+}
+
+// Lane sums to raw scores.
+inline void StoreScores(const Tile& tile, float share, const TileScratch& scratch, float* raw, uint8_t* flags) {
+  const FloatTag d;
+  for (int32_t t = 0; t < tile.tokens; ++t) {
+    const float sum = hn::GetLane(hn::SumOfLanes(d, hn::Load(d, scratch.partial + t * kLanes)));
+    const bool bad = scratch.bad[t] != 0;
+    raw[tile.begin + t] = bad ? std::numeric_limits<float>::quiet_NaN() : sum * share;
+    flags[tile.begin + t] = bad ? reference::kNonFinite : 0;
+  }
+}
+
+// Steps of NextTile in a tile's products over `dims` in all.
+inline int32_t Steps(const LaneLayout& layout, int32_t tokens, int32_t dims) {
+  int32_t steps = 0;
+  for (int32_t p = 0; p < layout.panels; ++p) steps += TileSteps(tokens, dims, layout.panel_lanes(p) / kLanes);
+  return steps;
+}
+
+inline void Score(const HeadTokens& tokens, const HeadRows& rows, const ScoreRows& score_rows, const float* center,
+                  float share, int32_t begin, int32_t end, float* raw, uint8_t* flags, const TileScratch& scratch) {
+  for (int32_t first = begin; first < end; first += kTile) {
+    const Tile tile = LoadTiles(tokens, center, first, end, scratch, nullptr);
+    TileNorms(tokens.v.dim, tile, scratch);
+    std::fill_n(scratch.partial, tile.tokens * kLanes, 0.0F);
+    NextTile next(tokens, true, first + kTile, end, Steps(rows.layout, tile.tokens, tokens.k.dim + tokens.v.dim));
+    for (int32_t p = 0; p < rows.layout.panels; ++p) {
+      const int32_t lane = rows.layout.panel_begin(p);
+      WithVectors(rows.layout.panel_lanes(p) / kLanes, [&]<int NV>() HWY_ATTR {
+        constexpr int32_t kWidth = NV * kLanes;
+        TileLogits<NV>(rows, lane, tokens.k.dim, tile, scratch, next);
+        if (!score_rows.find_tops) {
+          HideTops(score_rows.tops + lane, kWidth, tile, scratch.logits);
+        } else if (HasTops<NV>(score_rows.denominators.base + lane, tile, scratch.logits)) {
+          FindTops(score_rows.tops + lane, score_rows.denominators.base + lane, kWidth, tile, scratch.logits);
+        }
+        TileProduct<NV>(scratch.values, tile.tokens, tokens.v.dim, score_rows.outputs + int64_t{lane} * tokens.v.dim,
+                        scratch.products, next);
+        AddPanel<NV>(score_rows, lane, tile, scratch);
+      });
+    }
+    StoreScores(tile, share, scratch, raw, flags);
+  }
+}
+
+// The sum of p over one panel's rows, added to scratch.partial.
+template <int NV>
+HWY_INLINE void AddMass(const Denominators& denominators, int32_t first_lane, const Tile& tile,
+                        const TileScratch& scratch) {
+  const FloatTag d;
+  for (int32_t t = 0; t < tile.tokens; ++t) {
+    auto sum = hn::Load(d, scratch.partial + t * kLanes);
+#pragma GCC unroll 16
+    for (int v = 0; v < NV; ++v) {
+      const auto logit = hn::Load(d, scratch.logits + (t * NV + v) * kLanes);
+      const int32_t lane = first_lane + v * kLanes;
+      const auto base = hn::Load(d, denominators.base + lane);
+      sum = hn::Add(sum, Share(logit, base, hn::Load(d, denominators.share + lane), -126.0F));
+    }
+    hn::Store(sum, d, scratch.partial + t * kLanes);
+  }
+}
+
+// The keys alone; bad tokens are known from pass 1.
+inline Tile LoadKeys(const HeadTokens& tokens, int32_t begin, int32_t end, const uint8_t* flags,
+                     const TileScratch& scratch) {
+  Tile tile{begin, std::min(kTile, end - begin), false, 0.0F};
+  for (int32_t t = 0; t < tile.tokens; ++t) {
+    scratch.bad[t] = (flags[begin + t] & reference::kNonFinite) != 0 ? 1 : 0;
+    tile.any_bad = tile.any_bad || scratch.bad[t] != 0;
+  }
+  tile.key_max = LoadTile(tokens, tokens.k, nullptr, begin, tile.tokens, scratch, scratch.keys);
+  return tile;
+}
+
+inline void Mass(const HeadTokens& tokens, const HeadRows& rows, const Denominators& denominators, float share,
+                 bool find_bad, int32_t begin, int32_t end, float* raw, uint8_t* flags, const TileScratch& scratch) {
+  for (int32_t first = begin; first < end; first += kTile) {
+    const Tile tile = find_bad ? LoadTiles(tokens, nullptr, first, end, scratch, flags)
+                               : LoadKeys(tokens, first, end, flags, scratch);
+    std::fill_n(scratch.partial, tile.tokens * kLanes, 0.0F);
+    NextTile next(tokens, find_bad, first + kTile, end, Steps(rows.layout, tile.tokens, tokens.k.dim));
+    for (int32_t p = 0; p < rows.layout.panels; ++p) {
+      const int32_t lane = rows.layout.panel_begin(p);
+      WithVectors(rows.layout.panel_lanes(p) / kLanes, [&]<int NV>() HWY_ATTR {
+        TileLogits<NV>(rows, lane, tokens.k.dim, tile, scratch, next);
+        AddMass<NV>(denominators, lane, tile, scratch);
+      });
+    }
+    StoreScores(tile, share, scratch, raw, flags);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace dropkv::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // DROPKV_CPU_SCORE_INL_H_
