@@ -230,7 +230,7 @@ struct SoftmaxPanel {
   }
 };
 
-// Loads a tile of keys and values. Bad tokens get rows of zeros, and kNonFinite in flags [n] (optional).
+// Loads a tile of keys and values. A bad row becomes zeros; flags [n] (optional) get kNonFinite for the token.
 inline Tile LoadTiles(const HeadTokens& tokens, const float* center, int32_t begin, int32_t end,
                       const TileScratch& scratch, uint8_t* flags) {
   Tile tile{begin, std::min(kTile, end - begin), false, 0.0F};
@@ -241,10 +241,6 @@ inline Tile LoadTiles(const HeadTokens& tokens, const float* center, int32_t beg
     tile.any_bad = tile.any_bad || scratch.bad[t] != 0;
     if (flags != nullptr) flags[begin + t] = scratch.bad[t] != 0 ? reference::kNonFinite : 0;
   }
-  // A bad key's value must not enter the products either.
-  if (tile.any_bad)
-    for (int32_t t = 0; t < tile.tokens; ++t)
-      if (scratch.bad[t] != 0) std::fill_n(scratch.values + t * (tokens.v.dim + kTilePadding), tokens.v.dim, 0.0F);
   return tile;
 }
 

@@ -295,6 +295,17 @@ TEST_F(EngineErrorTest, NamesWhatIsWrong) {
   ExpectError(Code::kInvalidArgument, "layers: expected");
 }
 
+// More threads take more layers at once, hence more memory than the plan of an engine with one thread holds.
+TEST_F(EngineErrorTest, PlanOfAnotherEngine) {
+  const Batch batch(case_, 8);
+  const Plan plan = *engine_.MakePlan(batch.shape, Preset("dropkv"), Budget::Tokens(50));
+  Engine wide = MakeEngine(8);
+  std::vector<std::byte> workspace(plan.workspace_bytes);
+  const Result<KeepList> keep = wide.Run(plan, batch.inputs, workspace, {}, nullptr);
+  ASSERT_FALSE(keep.ok());
+  EXPECT_EQ(keep.status().code(), Code::kFailedPrecondition);
+}
+
 TEST_F(EngineErrorTest, PlanAndCreate) {
   EvictShape shape = batch_.shape;
   shape.key_dim = 60;
