@@ -104,7 +104,8 @@ def check_tidy(build: pathlib.Path, seconds: float) -> bool:
 
     left, failed = [], 0
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        for path, output in pool.map(lambda item: run(*item), work):
+        for job in concurrent.futures.as_completed([pool.submit(run, *item) for item in work]):
+            path, output = job.result()
             if output is None:
                 left.append(str(path.relative_to(ROOT)))
             elif output:
