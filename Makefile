@@ -35,6 +35,7 @@ test-models:
 	@tools/bootstrap.sh build >/dev/null
 	@tools/bootstrap.sh model smollm2 >/dev/null
 	@tools/bootstrap.sh model qwen >/dev/null
+	@if [ "$${ACCEPT_GEMMA:-}" = 1 ]; then tools/bootstrap.sh model gemma >/dev/null; fi
 	@tools/build.sh release
 	@cd build/release && $(CTEST) -L '^(llama|models)$$'
 
