@@ -3,7 +3,7 @@
 #   make build         what is missing, then the release build: build/release/dropkv
 #   make demo          the above and a model, then the demonstration; MODEL=smollm2 (default) or qwen
 #   make test          every test, under the sanitizers too, and lint; ends with ctest's summary
-#   make test-models   the tests with models, on the large one (1.1 GB) too
+#   make test-models   the tests with models, on the large one (1.1 GB) too; ACCEPT_GEMMA=1 accepts its terms and adds Gemma
 #   make test-asan, test-tsan, bench, lint, format, install (PREFIX=/usr/local), clean
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
