@@ -198,10 +198,6 @@ Result<std::unique_ptr<llama::Decoder>> Runner::Compacted(const Job& job, bool l
     record->kept_mean = keep.mean_length();
     record->kept_max = keep.max_length();
     record->kv_bytes_after = prefilled_.KvBytes(keep.total());
-  } else {
-    record->kept_min = record->kept_max = prefilled_.size();
-    record->kept_mean = prefilled_.size();
-    record->kv_bytes_after = record->kv_bytes_before;
   }
   const auto start = Clock::now();
   const bool native = options_.decode == DecodeWay::kNative ||

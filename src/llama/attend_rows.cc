@@ -2,8 +2,8 @@
 
 namespace dropkv::llama {
 
-Status AttendRows(const LayerInfo& layer, const std::vector<float>& q, RaggedCache* cache, ThreadPool* pool,
-                  std::vector<float>* out) {
+Status AttendRows(const LayerInfo& layer, const AttentionSpec& attention, const std::vector<float>& q,
+                  RaggedCache* cache, RaggedDecode* decode, ThreadPool* pool, std::vector<float>* out) {
   const Result<KvView> view = layer.View(layer.pending);
   if (!view.ok()) return view.status();
   const size_t tokens = layer.pending.size();
@@ -13,13 +13,10 @@ Status AttendRows(const LayerInfo& layer, const std::vector<float>& q, RaggedCac
     return {Code::kInternal, "the query of a layer has " + std::to_string(q.size()) + " elements, expected " +
                                  std::to_string(tokens * q_size)};
   out->resize(tokens * out_size);
-  Result<RaggedDecode> decode =
-      RaggedDecode::Create(layer.kv_heads, layer.query_heads / layer.kv_heads, layer.key_dim, layer.value_dim);
-  if (!decode.ok()) return decode.status();
   for (size_t token = 0; token < tokens; ++token) {
     DROPKV_RETURN_IF_ERROR(cache->Append(*view, static_cast<int32_t>(token)));
     DROPKV_RETURN_IF_ERROR(
-        decode->Run(*cache, layer.Attention(), q.data() + token * q_size, out->data() + token * out_size, pool));
+        decode->Run(*cache, attention, q.data() + token * q_size, out->data() + token * out_size, pool));
   }
   return Status::Ok();
 }

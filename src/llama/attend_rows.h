@@ -10,8 +10,8 @@
 namespace dropkv::llama {
 
 // q [tokens, Hq, d] as ReadQuery gives it; the tokens are layer.pending, whose keys and values lie in their cells by
-// now. out [tokens, Hq, dv]. pool may be null.
-Status AttendRows(const LayerInfo& layer, const std::vector<float>& q, RaggedCache* cache, ThreadPool* pool,
-                  std::vector<float>* out);
+// now. out [tokens, Hq, dv]. `decode` was made for the cache's shape; pool may be null.
+Status AttendRows(const LayerInfo& layer, const AttentionSpec& attention, const std::vector<float>& q,
+                  RaggedCache* cache, RaggedDecode* decode, ThreadPool* pool, std::vector<float>* out);
 
 }  // namespace dropkv::llama

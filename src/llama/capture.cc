@@ -18,6 +18,10 @@ Status ShadowCheck::Fill() {
     const KeepList all = KeepList::All(1, layer.kv_heads, view->tokens);
     DROPKV_RETURN_IF_ERROR(cache->Assign(*view, all, 0, 16));
     caches_.insert_or_assign(number, std::move(*cache));
+    Result<RaggedDecode> decode =
+        RaggedDecode::Create(layer.kv_heads, layer.query_heads / layer.kv_heads, layer.key_dim, layer.value_dim);
+    if (!decode.ok()) return decode.status();
+    decodes_.insert_or_assign(number, std::move(*decode));
   }
   return Status::Ok();
 }
@@ -26,7 +30,8 @@ void ShadowCheck::Query(int32_t layer, const ggml_tensor* q) {
   if (!status_.ok() || !caches_.contains(layer)) return;
   query_.clear();
   ReadQuery(q, &query_);
-  status_ = AttendRows(tap_->layers().at(layer), query_, &caches_.at(layer), nullptr, &ours_[layer]);
+  const LayerInfo& info = tap_->layers().at(layer);
+  status_ = AttendRows(info, info.Attention(), query_, &caches_.at(layer), &decodes_.at(layer), nullptr, &ours_[layer]);
 }
 
 void ShadowCheck::Output(int32_t layer, ggml_tensor* out) {

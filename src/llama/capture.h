@@ -45,6 +45,7 @@ class ShadowCheck : public AttentionListener {
  private:
   Tap* tap_;
   std::map<int32_t, RaggedCache> caches_;
+  std::map<int32_t, RaggedDecode> decodes_;
   std::map<int32_t, std::vector<float>> ours_;
   std::vector<float> query_;
   double error_ = 0;

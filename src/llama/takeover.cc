@@ -35,6 +35,8 @@ Status Takeover::AddLayer(int32_t number, const LayerInfo& prefill, RaggedCache 
   layer->number = number;
   layer->sinks = prefill.sinks;
   layer->attention = {prefill.scale, prefill.soft_cap, layer->sinks.empty() ? nullptr : layer->sinks.data()};
+  // Without flash attention the node that shows the value size comes after the first query that needs it.
+  tap_->layers()[number].value_dim = prefill.value_dim;
   layers_[number] = std::move(layer);
   return Status::Ok();
 }
@@ -76,11 +78,8 @@ void Takeover::Query(int32_t number, const ggml_tensor* q) {
   Layer& layer = *layers_.at(number);
   layer.query.clear();
   ReadQuery(q, &layer.query);
-  LayerInfo info = tap_->layers().at(number);
-  info.scale = layer.attention.scale;  // without flash attention the node's own scale is seen only later
-  info.value_dim = layer.cache.value_dim();
-  info.sinks = layer.sinks;
-  status_ = AttendRows(info, layer.query, &layer.cache, pool_, &layer.output);
+  status_ = AttendRows(tap_->layers().at(number), layer.attention, layer.query, &layer.cache, &layer.decode, pool_,
+                       &layer.output);
 }
 
 void Takeover::Output(int32_t number, ggml_tensor* out) {
