@@ -35,7 +35,10 @@ struct Tile {
   int32_t begin = 0;
   int32_t tokens = 0;
   bool any_bad = false;
-  float key_max = 0.0F;
+  bool in_place = false;  // the keys are the cache's own, not yet known to be finite
+  float key_max = 0.0F;   // largest magnitude; not in place
+  Rows keys;
+  Rows values;
 };
 
 // Calls f.operator()<NV>() with the panel's number of vectors.
@@ -88,15 +91,91 @@ HWY_INLINE void MaskTile(const HeadRows& rows, int32_t first_lane, const Tile& t
   }
 }
 
+// Whether the caller's keys or values can be read where they are: float32 rows side by side, a whole tile of them, and
+// a stride that does not put the rows of a block into one cache set.
+inline bool InPlace(const HeadTokens& tokens, const HeadTensor& tensor, int32_t count) {
+  constexpr int64_t kConflict = 512;  // elements; 12 rows then share two of the 64 sets
+  return count == kTile && tensor.dtype == DType::kF32 && tensor.dim_stride == 1 && tokens.cells == nullptr &&
+         tokens.subset == nullptr && tensor.token_stride % kConflict != 0 &&
+         reinterpret_cast<uintptr_t>(tensor.data) % alignof(float) == 0;
+}
+
+inline Rows RowsInPlace(const HeadTensor& tensor, int32_t begin) {
+  return {reinterpret_cast<const float*>(RowStart(tensor, begin)), tensor.token_stride};
+}
+
+// Copies the tile's keys, with the search for NaN and Inf.
+inline void CopyKeys(const HeadTokens& tokens, const TileScratch& scratch, Tile& tile) {
+  tile.in_place = false;
+  tile.keys = {scratch.keys, tokens.k.dim + kTilePadding};
+  tile.key_max = LoadTile(tokens, tokens.k, nullptr, tile.begin, tile.tokens, scratch, {scratch.keys, nullptr});
+  for (int32_t t = 0; t < tile.tokens; ++t) tile.any_bad = tile.any_bad || scratch.bad[t] != 0;
+}
+
+// The tile's keys, in place where they can be. scratch.bad holds the tokens that are known to be bad.
+inline void LoadKeys(const HeadTokens& tokens, const TileScratch& scratch, Tile& tile) {
+  tile.in_place = InPlace(tokens, tokens.k, tile.tokens);
+  if (!tile.in_place) return CopyKeys(tokens, scratch, tile);
+  tile.keys = RowsInPlace(tokens.k, tile.begin);
+}
+
+// The tile's values minus center (null: 0), in place where they can be, and their squared norms, which also tell of NaN
+// and Inf, and of numbers so large that they have to be looked at one by one.
+inline void LoadValues(const HeadTokens& tokens, const float* center, const TileScratch& scratch, Tile& tile) {
+  const int32_t dim = tokens.v.dim;
+  if (center == nullptr && InPlace(tokens, tokens.v, tile.tokens)) {
+    tile.values = RowsInPlace(tokens.v, tile.begin);
+    bool finite = true;
+    for (int32_t t = 0; t < tile.tokens; ++t) {
+      scratch.norms[t] = SquaredNorm(tile.values.first + t * tile.values.stride, dim);
+      finite = finite && scratch.norms[t] < std::numeric_limits<float>::infinity();
+    }
+    if (finite) return;
+  }
+  tile.values = {scratch.values, dim + kTilePadding};
+  LoadTile(tokens, tokens.v, center, tile.begin, tile.tokens, scratch, {scratch.values, scratch.norms});
+  for (int32_t t = 0; t < tile.tokens; ++t) tile.any_bad = tile.any_bad || scratch.bad[t] != 0;
+}
+
+// Null where it is 0: values are then read as they are.
+inline const float* NullIfZero(const float* center, int32_t dim) {
+  if (center != nullptr && std::all_of(center, center + dim, [](float x) { return x == 0.0F; })) return nullptr;
+  return center;
+}
+
+// Whether all logits are numbers far from the end of their range: in a sum of squares NaN and Inf stay, and large ones
+// become Inf.
+template <int NV>
+HWY_INLINE bool Ordinary(const Tile& tile, const float* logits) {
+  const FloatTag d;
+  FloatVector sum[NV];
+  for (int v = 0; v < NV; ++v) sum[v] = hn::Zero(d);
+  for (int32_t t = 0; t < tile.tokens; ++t)
+#pragma GCC unroll 16
+    for (int v = 0; v < NV; ++v) {
+      const auto x = hn::Load(d, logits + (t * NV + v) * kLanes);
+      sum[v] = hn::MulAdd(x, x, sum[v]);
+    }
+  for (int v = 1; v < NV; ++v) sum[0] = hn::Add(sum[0], sum[v]);
+  return hn::AllTrue(d, hn::Lt(sum[0], hn::Set(d, std::numeric_limits<float>::infinity())));
+}
+
 // scratch.logits [tokens, NV vectors]: logits in units of log 2; -inf where the row does not see the token. Both passes
 // call this, so that their logits are the same bits.
 template <int NV>
-HWY_INLINE void TileLogits(const HeadRows& rows, int32_t first_lane, int32_t dim, const Tile& tile,
+HWY_INLINE void TileLogits(const HeadTokens& tokens, const HeadRows& rows, int32_t first_lane, Tile& tile,
                            const TileScratch& scratch, NextTile& next) {
   const FloatTag d;
-  TileProduct<NV>(scratch.keys, tile.tokens, dim, rows.queries + int64_t{first_lane} * dim, scratch.logits, next);
+  const int32_t dim = tokens.k.dim;
+  const float* queries = rows.queries + int64_t{first_lane} * dim;
+  TileProduct<NV>(tile.keys, tile.tokens, dim, queries, scratch.logits, next);
+  // A key with a NaN or Inf shows in every row's logit, so in the first panel's, before anything was made of the tile.
+  if (tile.in_place && !Ordinary<NV>(tile, scratch.logits)) {
+    CopyKeys(tokens, scratch, tile);
+    TileProduct<NV>(tile.keys, tile.tokens, dim, queries, scratch.logits, next);
+  }
   // |<q,k>| <= d max|q| max|k|; written so that an overflow of the bound counts as too large.
-  if (!(rows.query_max * tile.key_max * static_cast<float>(dim) < kLargestLogit)) {
+  if (!tile.in_place && !(rows.query_max * tile.key_max * static_cast<float>(dim) < kLargestLogit)) {
     ForEachLogit<NV>(tile, scratch.logits, [&](int32_t, int, FloatVector x) HWY_ATTR {
       const auto finite = hn::IfThenElseZero(hn::Eq(x, x), x);
       return hn::Min(hn::Max(finite, hn::Set(d, -kLargestLogit)), hn::Set(d, kLargestLogit));
@@ -226,28 +305,27 @@ struct SoftmaxPanel {
     TopTwo(tile, top, second);
     for (int v = 0; v < NV; ++v) MergeTops(tile, v, top[v], second[v]);
     Exponentials(tile);
-    if (sums != nullptr) ValueProduct<NV>(scratch.values, tile.tokens, tokens.v.dim, scratch.logits, sums, next);
+    if (sums != nullptr) ValueProduct<NV>(tile.values, tile.tokens, tokens.v.dim, scratch.logits, sums, next);
   }
 };
 
-// Loads a tile of keys and values. A bad row becomes zeros; flags [n] (optional) get kNonFinite for the token.
+// Loads a tile of keys and values, with the values' norms. A bad row becomes zeros.
 inline Tile LoadTiles(const HeadTokens& tokens, const float* center, int32_t begin, int32_t end,
-                      const TileScratch& scratch, uint8_t* flags) {
-  Tile tile{begin, std::min(kTile, end - begin), false, 0.0F};
+                      const TileScratch& scratch) {
+  Tile tile;
+  tile.begin = begin;
+  tile.tokens = std::min(kTile, end - begin);
   std::fill_n(scratch.bad, tile.tokens, uint8_t{0});
-  tile.key_max = LoadTile(tokens, tokens.k, nullptr, begin, tile.tokens, scratch, scratch.keys);
-  LoadTile(tokens, tokens.v, center, begin, tile.tokens, scratch, scratch.values);
-  for (int32_t t = 0; t < tile.tokens; ++t) {
-    tile.any_bad = tile.any_bad || scratch.bad[t] != 0;
-    if (flags != nullptr) flags[begin + t] = scratch.bad[t] != 0 ? reference::kNonFinite : 0;
-  }
+  LoadValues(tokens, center, scratch, tile);
+  LoadKeys(tokens, scratch, tile);
   return tile;
 }
 
 inline void Attend(const HeadTokens& tokens, const HeadRows& rows, const float* center, int32_t begin, int32_t end,
                    const SoftmaxState& state, uint8_t* flags, const TileScratch& scratch) {
+  const float* shift = NullIfZero(center, tokens.v.dim);
   for (int32_t first = begin; first < end; first += kTile) {
-    const Tile tile = LoadTiles(tokens, center, first, end, scratch, flags);
+    Tile tile = LoadTiles(tokens, shift, first, end, scratch);
     int32_t steps = 0;
     for (int32_t p = 0; p < rows.layout.panels; ++p) {
       const int32_t vectors = rows.layout.panel_lanes(p) / kLanes;
@@ -258,11 +336,13 @@ inline void Attend(const HeadTokens& tokens, const HeadRows& rows, const float* 
     for (int32_t p = 0; p < rows.layout.panels; ++p) {
       const int32_t lane = rows.layout.panel_begin(p);
       WithVectors(rows.layout.panel_lanes(p) / kLanes, [&]<int NV>() HWY_ATTR {
-        TileLogits<NV>(rows, lane, tokens.k.dim, tile, scratch, next);
+        TileLogits<NV>(tokens, rows, lane, tile, scratch, next);
         float* sums = center != nullptr ? state.sums + int64_t{lane} * tokens.v.dim : nullptr;
         SoftmaxPanel<NV>{tokens, state, center, scratch, lane, sums}.Run(tile, next);
       });
     }
+    if (flags == nullptr) continue;
+    for (int32_t t = 0; t < tile.tokens; ++t) flags[first + t] = scratch.bad[t] != 0 ? reference::kNonFinite : 0;
   }
 }
 

@@ -15,13 +15,12 @@ namespace dropkv::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// 2^x for x <= 128, about 2 ulp; 0 below 2^smallest, -inf included. Results are never subnormal for smallest >= -126:
-// arithmetic on subnormals costs a hundred cycles on some cores.
+// 2^x for -126 <= x < 127.5, about 2 ulp; anything beyond.
 //
 // x = n + f with n the nearest integer: adding 1.5 * 2^23 leaves n in the low mantissa bits, from where a shift takes
 // it to the exponent. 2^f = 1 + f * q(f) on [-1/2, 1/2], 9.2e-8; exactly 1 at f = 0.
 template <class D, class V = hn::Vec<D>>
-HWY_INLINE V Exp2(D d, V x, float smallest = -126.0F) {
+HWY_INLINE V Exp2Unchecked(D d, V x) {
   const hn::RebindToUnsigned<D> du;
   const V magic = hn::Set(d, 12582912.0F);
   const V shifted = hn::Add(x, magic);
@@ -33,8 +32,14 @@ HWY_INLINE V Exp2(D d, V x, float smallest = -126.0F) {
   y = hn::MulAdd(y, f, hn::Set(d, 6.931469775984577e-1F));
   y = hn::MulAdd(y, f, hn::Set(d, 1.0F));
   const auto exponent = hn::ShiftLeft<23>(hn::BitCast(du, shifted));
-  const V scaled = hn::BitCast(d, hn::Add(hn::BitCast(du, y), exponent));
-  return hn::IfThenElseZero(hn::Ge(x, hn::Set(d, smallest)), scaled);
+  return hn::BitCast(d, hn::Add(hn::BitCast(du, y), exponent));
+}
+
+// The same for x <= 128; 0 below 2^smallest, -inf included. Results are never subnormal for smallest >= -126:
+// arithmetic on subnormals costs a hundred cycles on some cores.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V Exp2(D d, V x, float smallest = -126.0F) {
+  return hn::IfThenElseZero(hn::Ge(x, hn::Set(d, smallest)), Exp2Unchecked(d, x));
 }
 
 // tanh(x), relative error about 2 ulp at any magnitude: logits far below the cap must keep their digits.

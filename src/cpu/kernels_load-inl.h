@@ -178,19 +178,57 @@ inline const std::byte* RowStart(const HeadTensor& tensor, int64_t cell) {
   return tensor.data + DTypeBytes(tensor.dtype, cell * tensor.token_stride);
 }
 
-// Rows [begin, begin + count) of any layout to out [count, stride]; returns the largest magnitude's bits.
+// Rows of floats that a product reads.
+struct Rows {
+  const float* first = nullptr;
+  int64_t stride = 0;
+};
+
+// |row|^2; `dim` is a multiple of 8.
+HWY_INLINE float SquaredNorm(const float* row, int32_t dim) {
+  const FloatTag d;
+  const ShortTag<8> d8;
+  auto sum = hn::Zero(d);
+  int32_t i = 0;
+  for (; i + kLanes <= dim; i += kLanes) {
+    const auto x = hn::LoadU(d, row + i);
+    sum = hn::MulAdd(x, x, sum);
+  }
+  float norm = hn::GetLane(hn::SumOfLanes(d, sum));
+  for (; i < dim; i += static_cast<int32_t>(hn::MaxLanes(ShortTag<8>()))) {
+    const auto x = hn::LoadU(d8, row + i);
+    norm += hn::GetLane(hn::SumOfLanes(d8, hn::Mul(x, x)));
+  }
+  return norm;
+}
+
+// Where a tile goes: rows [kTile, dim + kTilePadding] and, where wanted, their squared norms [kTile], taken while the
+// row is still in the first-level cache.
+struct TileRows {
+  float* rows;
+  float* norms;
+};
+
+// Rows [begin, begin + count) of any layout to `out`; returns the largest magnitude's bits.
 inline uint32_t CopyRows(const HeadTokens& tokens, const HeadTensor& tensor, const float* center, int32_t begin,
-                         int32_t count, float* out, int32_t stride) {
+                         int32_t count, const TileRows& out) {
+  const int32_t stride = tensor.dim + kTilePadding;
   if (tensor.dim_stride != 1) {
     uint32_t largest = 0;
-    for (int32_t t = 0; t < count; ++t)
-      largest = std::max(largest, CopyRowStrided(tensor, tokens.cell(begin + t), center, out + t * stride));
+    for (int32_t t = 0; t < count; ++t) {
+      float* row = out.rows + t * stride;
+      largest = std::max(largest, CopyRowStrided(tensor, tokens.cell(begin + t), center, row));
+      if (out.norms != nullptr) out.norms[t] = SquaredNorm(row, tensor.dim);
+    }
     return largest;
   }
   return WithCopier(tensor.dtype, [&]<class Copier>() HWY_ATTR {
     Largest largest;
-    for (int32_t t = 0; t < count; ++t)
-      Copier::Run(RowStart(tensor, tokens.cell(begin + t)), tensor.dim, center, out + t * stride, largest);
+    for (int32_t t = 0; t < count; ++t) {
+      float* row = out.rows + t * stride;
+      Copier::Run(RowStart(tensor, tokens.cell(begin + t)), tensor.dim, center, row, largest);
+      if (out.norms != nullptr) out.norms[t] = SquaredNorm(row, tensor.dim);
+    }
     return largest.value();
   });
 }
@@ -198,7 +236,7 @@ inline uint32_t CopyRows(const HeadTokens& tokens, const HeadTensor& tensor, con
 // The same where the tokens lie side by side for every dim: converts along the tokens, then transposes.
 template <class Loader>
 HWY_INLINE uint32_t CopyColumns(const HeadTensor& tensor, int64_t cell, int32_t count, const float* center,
-                                const TileScratch& scratch, float* out, int32_t stride) {
+                                const TileScratch& scratch, const TileRows& out) {
   const FloatTag d;
   for (int32_t i = 0; i < tensor.dim; ++i) {
     const std::byte* column = tensor.data + (cell + i * tensor.dim_stride) * Loader::kBytes;
@@ -209,9 +247,10 @@ HWY_INLINE uint32_t CopyColumns(const HeadTensor& tensor, int64_t cell, int32_t 
   }
   Largest largest;
   for (int32_t t = 0; t < count; ++t) {
-    float* row = out + t * stride;
+    float* row = out.rows + t * (tensor.dim + kTilePadding);
     for (int32_t i = 0; i < tensor.dim; ++i) row[i] = scratch.columns[i * kTile + t];
     CopyRow<LoadF32>::Run(reinterpret_cast<const std::byte*>(row), tensor.dim, center, row, largest);
+    if (out.norms != nullptr) out.norms[t] = SquaredNorm(row, tensor.dim);
   }
   return largest.value();
 }
@@ -237,26 +276,29 @@ inline bool LoadRow(const HeadTensor& tensor, int64_t cell, const float* center,
   return false;
 }
 
-// Tokens [begin, begin + count) to out [count, stride]; rows up to kTile are zeroed. Marks bad tokens, whose rows
-// become 0, in scratch.bad. Returns the largest magnitude before centring, infinite where a token is bad.
+// Tokens [begin, begin + count) to `out`; rows up to kTile are zeroed. Marks bad tokens, whose rows become 0, in
+// scratch.bad. Returns the largest magnitude before centring, infinite where a token is bad.
 inline float LoadTile(const HeadTokens& tokens, const HeadTensor& tensor, const float* center, int32_t begin,
-                      int32_t count, const TileScratch& scratch, float* out) {
+                      int32_t count, const TileScratch& scratch, const TileRows& out) {
   const int32_t stride = tensor.dim + kTilePadding;
   uint32_t largest = 0;
   if (!LiesInColumns(tokens, tensor)) {
-    largest = CopyRows(tokens, tensor, center, begin, count, out, stride);
+    largest = CopyRows(tokens, tensor, center, begin, count, out);
   } else if (tensor.dtype == DType::kF32) {
-    largest = CopyColumns<LoadF32>(tensor, begin, count, center, scratch, out, stride);
+    largest = CopyColumns<LoadF32>(tensor, begin, count, center, scratch, out);
   } else if (tensor.dtype == DType::kF16) {
-    largest = CopyColumns<LoadF16>(tensor, begin, count, center, scratch, out, stride);
+    largest = CopyColumns<LoadF16>(tensor, begin, count, center, scratch, out);
   } else {
-    largest = CopyColumns<LoadBF16>(tensor, begin, count, center, scratch, out, stride);
+    largest = CopyColumns<LoadBF16>(tensor, begin, count, center, scratch, out);
   }
-  for (int32_t t = count; t < kTile; ++t) std::fill_n(out + t * stride, tensor.dim, 0.0F);
+  for (int32_t t = count; t < kTile; ++t) std::fill_n(out.rows + t * stride, tensor.dim, 0.0F);
   if (largest < kNonFiniteBits) return std::bit_cast<float>(largest);
   // Rare: which tokens it was.
-  for (int32_t t = 0; t < count; ++t)
-    if (!LoadRow(tensor, tokens.cell(begin + t), center, out + t * stride)) scratch.bad[t] = 1;
+  for (int32_t t = 0; t < count; ++t) {
+    float* row = out.rows + t * stride;
+    if (!LoadRow(tensor, tokens.cell(begin + t), center, row)) scratch.bad[t] = 1;
+    if (out.norms != nullptr) out.norms[t] = SquaredNorm(row, tensor.dim);
+  }
   return std::numeric_limits<float>::infinity();
 }
 
@@ -287,11 +329,19 @@ class NextTile {
  private:
   static constexpr int32_t kLine = 64;
 
-  // A part is one row or, in columns, one dim of all tokens.
+  // A part is one row or, in columns, one dim of all tokens; where the rows leave no gaps, all of them.
   static bool InRows(const HeadTensor& tensor) { return tensor.dim_stride == 1; }
-  int32_t Parts(const HeadTensor& tensor) const { return InRows(tensor) ? rows_ : tensor.dim; }
+  bool WithoutGaps(const HeadTensor& tensor) const {
+    return InRows(tensor) && tensor.token_stride == tensor.dim && tokens_.cells == nullptr && tokens_.subset == nullptr;
+  }
+  int32_t Parts(const HeadTensor& tensor) const {
+    if (WithoutGaps(tensor)) return 1;
+    return InRows(tensor) ? rows_ : tensor.dim;
+  }
   int32_t Lines(const HeadTensor& tensor) const {
-    return static_cast<int32_t>((DTypeBytes(tensor.dtype, InRows(tensor) ? tensor.dim : rows_) + kLine - 1) / kLine);
+    const int64_t rows = WithoutGaps(tensor) ? rows_ : 1;
+    const int64_t elements = InRows(tensor) ? rows * tensor.dim : rows_;
+    return static_cast<int32_t>((DTypeBytes(tensor.dtype, elements) + kLine - 1) / kLine);
   }
 
   HWY_INLINE bool Advance() {

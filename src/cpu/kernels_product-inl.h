@@ -85,25 +85,25 @@ constexpr int32_t ValueSteps(int32_t tokens, int32_t dim, int vectors) {
   return dim / DimBlock(vectors) * ((tokens + kStepDepth - 1) / kStepDepth);
 }
 
-// c [tokens, NV vectors] = a [tokens, stride] b [dim, NV vectors]; whole blocks of tokens.
+// c [tokens, NV vectors] = a [tokens, dim] b [dim, NV vectors]; whole blocks of tokens. A function of its own: inlined
+// twice into one, it leaves the compiler without registers for the pointers of the inner loop.
 template <int NV>
-HWY_INLINE void TileProduct(const float* a, int32_t tokens, int32_t dim, const float* b, float* c, NextTile& next) {
+HWY_NOINLINE void TileProduct(const Rows& a, int32_t tokens, int32_t dim, const float* b, float* c, NextTile& next) {
   constexpr int kRows = TileBlock(NV);
   static_assert(kTile % kRows == 0);
-  const int32_t stride = dim + kTilePadding;
   for (int32_t t = 0; t < tokens; t += kRows) {
-    ProductBlock<kRows, NV, false>(a + t * stride, stride, 1, b, dim, c + t * NV * kLanes, next);
+    ProductBlock<kRows, NV, false>(a.first + t * a.stride, a.stride, 1, b, dim, c + t * NV * kLanes, next);
   }
 }
 
 // sums [dim, NV vectors] += values^T [dim, tokens] weights [tokens, NV vectors].
 template <int NV>
-HWY_INLINE void ValueProduct(const float* values, int32_t tokens, int32_t dim, const float* weights, float* sums,
+HWY_INLINE void ValueProduct(const Rows& values, int32_t tokens, int32_t dim, const float* weights, float* sums,
                              NextTile& next) {
   constexpr int kRows = DimBlock(NV);
   static_assert(8 % kRows == 0);
   for (int32_t i = 0; i < dim; i += kRows) {
-    ProductBlock<kRows, NV, true>(values + i, 1, dim + kTilePadding, weights, tokens, sums + i * NV * kLanes, next);
+    ProductBlock<kRows, NV, true>(values.first + i, 1, values.stride, weights, tokens, sums + i * NV * kLanes, next);
   }
 }
 

@@ -1,6 +1,6 @@
 // Pass 2: scores of tokens from the rows' outputs and log-sum-exps (docs/kernels/score.md).
 //
-// Per token and row: 2d + 2dv FLOP in the two products, about 22 vector operations per N rows for the weight and the
+// Per token and row: 2d + 2dv FLOP in the two products, about 20 vector operations per N rows for the weight and the
 // distance. A token's sum needs no other token: any cut of the tokens gives the same bits.
 
 #if defined(DROPKV_CPU_SCORE_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -22,7 +22,7 @@ namespace dropkv::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Weights below 2^-63 are taken as 0: their squares would be subnormal.
+// log2 of the smallest p that counts: the squares of lesser ones would be subnormal.
 inline constexpr float kSmallestShare = -63.0F;
 
 // Takes the pairs that are computed elsewhere out of the tile.
@@ -48,18 +48,19 @@ inline void FindTops(int32_t* tops, const float* base, int32_t width, const Tile
     }
 }
 
-// Whether any logit of the tile is above its row's base + log2(kFoundShare).
+// Whether any logit of the tile is above its row's base + log2(kFoundShare). The subtraction is monotone, so that of
+// the greatest logit speaks for all; a maximum per vector, since one for all would wait for itself.
 template <int NV>
 HWY_INLINE bool HasTops(const float* base, const Tile& tile, const float* logits) {
   const FloatTag d;
-  auto largest = hn::Set(d, kMinusInfinity);
-  FloatVector rows[NV];
-  for (int v = 0; v < NV; ++v) rows[v] = hn::Load(d, base + v * kLanes);
+  FloatVector largest[NV];
+  for (int v = 0; v < NV; ++v) largest[v] = hn::Set(d, kMinusInfinity);
   for (int32_t t = 0; t < tile.tokens; ++t)
 #pragma GCC unroll 16
-    for (int v = 0; v < NV; ++v)
-      largest = hn::Max(largest, hn::Sub(hn::Load(d, logits + (t * NV + v) * kLanes), rows[v]));
-  return !hn::AllFalse(d, hn::Gt(largest, hn::Set(d, std::log2(kFoundShare))));
+    for (int v = 0; v < NV; ++v) largest[v] = hn::Max(largest[v], hn::Load(d, logits + (t * NV + v) * kLanes));
+  auto all = hn::Set(d, kMinusInfinity);
+  for (int v = 0; v < NV; ++v) all = hn::Max(all, hn::Sub(largest[v], hn::Load(d, base + v * kLanes)));
+  return !hn::AllFalse(d, hn::Gt(all, hn::Set(d, std::log2(kFoundShare))));
 }
 
 // p of one vector of rows; 0 where it is below 2^smallest.
@@ -67,11 +68,25 @@ HWY_INLINE FloatVector Share(FloatVector logit, FloatVector base, FloatVector sh
   return Exp2(FloatTag(), hn::Add(hn::Sub(logit, base), share), smallest);
 }
 
-// Adds one panel's rows to scratch.partial [tokens, one vector].
-template <int NV>
+// Half of (p/(1-p))^2, as half of (1/p - 1)^-2 with 1/p = 2^x; 0 for p below kSmallestShare. From the hardware's
+// estimate e of 1/y: y e = 1 + s, and e^2 (3/2 - y e) = e^2 (1/2 - s) is half of y^-2 but for 3 s^2, |s| < 2^-11. e is
+// taken out first: its square would be subnormal. Where x is infinite, y is NaN.
+HWY_INLINE FloatVector HalfSquaredOdds(FloatVector x) {
+  const FloatTag d;
+  const auto y = hn::Sub(Exp2Unchecked(d, x), hn::Set(d, 1.0F));
+  const auto seen = hn::Le(x, hn::Set(d, -kSmallestShare));
+#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
+  const auto e = hn::IfThenElseZero(seen, hn::Div(hn::Set(d, 1.0F), y));
+#else
+  const auto e = hn::IfThenElseZero(seen, hn::ApproximateReciprocal(y));
+#endif
+  return hn::IfThenElseZero(seen, hn::Mul(hn::Mul(e, e), hn::NegMulAdd(y, e, hn::Set(d, 1.5F))));
+}
+
+// Adds half of one panel's rows' terms to scratch.partial [tokens, one vector]. kGiven: shares are 0.
+template <int NV, bool kGiven>
 HWY_INLINE void AddPanel(const ScoreRows& rows, int32_t first_lane, const Tile& tile, const TileScratch& scratch) {
   const FloatTag d;
-  const auto one = hn::Set(d, 1.0F);
   FloatVector base[NV];
   FloatVector share[NV];
   FloatVector norm[NV];
@@ -85,35 +100,13 @@ HWY_INLINE void AddPanel(const ScoreRows& rows, int32_t first_lane, const Tile& 
     auto sum = hn::Load(d, scratch.partial + t * kLanes);
 #pragma GCC unroll 16
     for (int v = 0; v < NV; ++v) {
-      const auto logit = hn::Load(d, scratch.logits + (t * NV + v) * kLanes);
-      const auto p = Share(logit, base[v], share[v], kSmallestShare);
-      const auto odds = hn::Mul(p, Reciprocal(d, hn::Sub(one, p)));
+      const auto x = hn::Sub(base[v], hn::Load(d, scratch.logits + (t * NV + v) * kLanes));
+      const auto weight = HalfSquaredOdds(kGiven ? x : hn::Sub(x, share[v]));
       const auto cross = hn::Load(d, scratch.products + (t * NV + v) * kLanes);
       const auto distance = hn::Add(hn::Add(value_norm, norm[v]), cross);
-      sum = hn::MulAdd(hn::Mul(odds, odds), hn::Max(distance, hn::Zero(d)), sum);
+      sum = hn::MulAdd(weight, hn::Max(distance, hn::Zero(d)), sum);
     }
     hn::Store(sum, d, scratch.partial + t * kLanes);
-  }
-}
-
-// |v - center|^2 of every row of the tile.
-inline void TileNorms(int32_t dim, const Tile& tile, const TileScratch& scratch) {
-  const FloatTag d;
-  const ShortTag<8> d8;
-  for (int32_t t = 0; t < tile.tokens; ++t) {
-    const float* row = scratch.values + t * (dim + kTilePadding);
-    auto sum = hn::Zero(d);
-    int32_t i = 0;
-    for (; i + kLanes <= dim; i += kLanes) {
-      const auto x = hn::LoadU(d, row + i);
-      sum = hn::MulAdd(x, x, sum);
-    }
-    float norm = hn::GetLane(hn::SumOfLanes(d, sum));
-    for (; i < dim; i += static_cast<int32_t>(hn::MaxLanes(ShortTag<8>()))) {
-      const auto x = hn::LoadU(d8, row + i);
-      norm += hn::GetLane(hn::SumOfLanes(d8, hn::Mul(x, x)));
-    }
-    scratch.norms[t] = norm;
   }
 }
 
@@ -137,27 +130,29 @@ inline int32_t Steps(const LaneLayout& layout, int32_t tokens, int32_t dims) {
 
 inline void Score(const HeadTokens& tokens, const HeadRows& rows, const ScoreRows& score_rows, const float* center,
                   float share, int32_t begin, int32_t end, float* raw, uint8_t* flags, const TileScratch& scratch) {
+  const float* shift = NullIfZero(center, tokens.v.dim);
   for (int32_t first = begin; first < end; first += kTile) {
-    const Tile tile = LoadTiles(tokens, center, first, end, scratch, nullptr);
-    TileNorms(tokens.v.dim, tile, scratch);
+    Tile tile = LoadTiles(tokens, shift, first, end, scratch);
     std::fill_n(scratch.partial, tile.tokens * kLanes, 0.0F);
     NextTile next(tokens, true, first + kTile, end, Steps(rows.layout, tile.tokens, tokens.k.dim + tokens.v.dim));
     for (int32_t p = 0; p < rows.layout.panels; ++p) {
       const int32_t lane = rows.layout.panel_begin(p);
       WithVectors(rows.layout.panel_lanes(p) / kLanes, [&]<int NV>() HWY_ATTR {
         constexpr int32_t kWidth = NV * kLanes;
-        TileLogits<NV>(rows, lane, tokens.k.dim, tile, scratch, next);
+        TileLogits<NV>(tokens, rows, lane, tile, scratch, next);
+        TileProduct<NV>(tile.values, tile.tokens, tokens.v.dim, score_rows.outputs + int64_t{lane} * tokens.v.dim,
+                        scratch.products, next);
+        // After the product: the logits are then on their way to AddPanel.
         if (!score_rows.find_tops) {
           HideTops(score_rows.tops + lane, kWidth, tile, scratch.logits);
         } else if (HasTops<NV>(score_rows.denominators.base + lane, tile, scratch.logits)) {
           FindTops(score_rows.tops + lane, score_rows.denominators.base + lane, kWidth, tile, scratch.logits);
         }
-        TileProduct<NV>(scratch.values, tile.tokens, tokens.v.dim, score_rows.outputs + int64_t{lane} * tokens.v.dim,
-                        scratch.products, next);
-        AddPanel<NV>(score_rows, lane, tile, scratch);
+        score_rows.find_tops ? AddPanel<NV, true>(score_rows, lane, tile, scratch)
+                             : AddPanel<NV, false>(score_rows, lane, tile, scratch);
       });
     }
-    StoreScores(tile, share, scratch, raw, flags);
+    StoreScores(tile, 2.0F * share, scratch, raw, flags);  // halves were summed
   }
 }
 
@@ -180,28 +175,30 @@ HWY_INLINE void AddMass(const Denominators& denominators, int32_t first_lane, co
 }
 
 // The keys alone; bad tokens are known from pass 1.
-inline Tile LoadKeys(const HeadTokens& tokens, int32_t begin, int32_t end, const uint8_t* flags,
-                     const TileScratch& scratch) {
-  Tile tile{begin, std::min(kTile, end - begin), false, 0.0F};
+inline Tile LoadKeysAlone(const HeadTokens& tokens, int32_t begin, int32_t end, const uint8_t* flags,
+                          const TileScratch& scratch) {
+  Tile tile;
+  tile.begin = begin;
+  tile.tokens = std::min(kTile, end - begin);
   for (int32_t t = 0; t < tile.tokens; ++t) {
     scratch.bad[t] = (flags[begin + t] & reference::kNonFinite) != 0 ? 1 : 0;
     tile.any_bad = tile.any_bad || scratch.bad[t] != 0;
   }
-  tile.key_max = LoadTile(tokens, tokens.k, nullptr, begin, tile.tokens, scratch, scratch.keys);
+  LoadKeys(tokens, scratch, tile);
   return tile;
 }
 
 inline void Mass(const HeadTokens& tokens, const HeadRows& rows, const Denominators& denominators, float share,
                  bool find_bad, int32_t begin, int32_t end, float* raw, uint8_t* flags, const TileScratch& scratch) {
   for (int32_t first = begin; first < end; first += kTile) {
-    const Tile tile = find_bad ? LoadTiles(tokens, nullptr, first, end, scratch, flags)
-                               : LoadKeys(tokens, first, end, flags, scratch);
+    Tile tile =
+        find_bad ? LoadTiles(tokens, nullptr, first, end, scratch) : LoadKeysAlone(tokens, first, end, flags, scratch);
     std::fill_n(scratch.partial, tile.tokens * kLanes, 0.0F);
     NextTile next(tokens, find_bad, first + kTile, end, Steps(rows.layout, tile.tokens, tokens.k.dim));
     for (int32_t p = 0; p < rows.layout.panels; ++p) {
       const int32_t lane = rows.layout.panel_begin(p);
       WithVectors(rows.layout.panel_lanes(p) / kLanes, [&]<int NV>() HWY_ATTR {
-        TileLogits<NV>(rows, lane, tokens.k.dim, tile, scratch, next);
+        TileLogits<NV>(tokens, rows, lane, tile, scratch, next);
         AddMass<NV>(denominators, lane, tile, scratch);
       });
     }
