@@ -1,9 +1,12 @@
 #include "cpu/attend.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <span>
 
 namespace dropkv::cpu {
 namespace {
@@ -27,6 +30,25 @@ float LargestMagnitude(const float* x, int32_t count) {
   return std::bit_cast<float>(largest);
 }
 
+// out [dim, lanes] = factor times the lanes' rows [dim]; zeros where a row is null. Four lanes at a time: their
+// elements are stored together.
+void PackPanel(std::span<const float* const> rows, int32_t dim, float factor, float* out) {
+  const size_t stride = rows.size();
+  size_t lane = 0;
+  for (; lane + 4 <= stride; lane += 4) {
+    const float* four[4] = {rows[lane], rows[lane + 1], rows[lane + 2], rows[lane + 3]};
+    if (std::find(four, four + 4, nullptr) != four + 4) break;
+    for (int32_t i = 0; i < dim; ++i) {
+      const float packed[4] = {four[0][i] * factor, four[1][i] * factor, four[2][i] * factor, four[3][i] * factor};
+      std::memcpy(out + i * stride + lane, packed, sizeof(packed));
+    }
+  }
+  for (; lane < stride; ++lane) {
+    const float* row = rows[lane];
+    for (int32_t i = 0; i < dim; ++i) out[i * stride + lane] = row != nullptr ? row[i] * factor : 0.0F;
+  }
+}
+
 }  // namespace
 
 HeadTokens MakeHeadTokens(const KvView& kv, int32_t head, const int32_t* subset, int32_t count) {
@@ -40,7 +62,14 @@ const float* QueryOf(const ObservationRows& rows, int32_t kv_heads, int32_t head
   return rows.q + (head * group + id / rows.rows) * rows.head_stride + id % rows.rows * rows.row_stride;
 }
 
-bool QueryIsFinite(const float* query, int32_t key_dim) { return std::isfinite(LargestMagnitude(query, key_dim)); }
+double SquaredNorm(const float* x, int32_t dim) {
+  double parts[4] = {};  // one sum would wait for itself
+  for (int32_t i = 0; i < dim; i += 4)
+    for (int32_t lane = 0; lane < 4; ++lane) parts[lane] += double{x[i + lane]} * x[i + lane];
+  return (parts[0] + parts[1]) + (parts[2] + parts[3]);
+}
+
+bool IsFinite(const float* x, int32_t count) { return std::isfinite(LargestMagnitude(x, count)); }
 
 PackedRows PackedRows::Take(Workspace& workspace, int32_t lanes, int32_t key_dim) {
   PackedRows packed;
@@ -57,24 +86,27 @@ HeadRows PackRows(const Kernels& kernels, const ObservationRows& rows, const Att
   if (capped) packed.cap = spec.soft_cap * kLog2E;
   const float factor = capped ? spec.scale / spec.soft_cap : spec.scale * kLog2E;
   const int32_t dim = tokens.k.dim;
-  for (int32_t lane = 0; lane < layout.lanes; ++lane) {
-    const PanelAddress to(layout, dim, lane);
-    float* out = memory.queries + to.first;
-    memory.visible[lane] = tokens.count;
-    const float* query = lane < choice.count ? QueryOf(rows, kv_heads, head, choice.id(lane)) : nullptr;
-    const float largest = query != nullptr ? LargestMagnitude(query, dim) : 0.0F;
-    if (query == nullptr || !std::isfinite(largest)) {
-      for (int32_t i = 0; i < dim; ++i) out[int64_t{i} * to.stride] = 0.0F;
-      continue;
+  std::array<const float*, kMaxPanelLanes> queries;
+  for (int32_t p = 0; p < layout.panels; ++p) {
+    const int32_t first = layout.panel_begin(p);
+    const int32_t width = layout.panel_lanes(p);
+    for (int32_t lane = first; lane < first + width; ++lane) {
+      const float*& query = queries[lane - first];
+      query = lane < choice.count ? QueryOf(rows, kv_heads, head, choice.id(lane)) : nullptr;
+      memory.visible[lane] = tokens.count;
+      const float largest = query != nullptr ? LargestMagnitude(query, dim) : 0.0F;
+      if (!std::isfinite(largest)) query = nullptr;
+      if (query == nullptr) continue;
+      packed.query_max = std::max(packed.query_max, largest * std::abs(factor));
+      const int32_t sees = rows.visible[choice.id(lane) % rows.rows];
+      memory.visible[lane] =
+          tokens.subset == nullptr
+              ? sees
+              : static_cast<int32_t>(std::lower_bound(tokens.subset, tokens.subset + tokens.count, sees) -
+                                     tokens.subset);
+      packed.fewest_visible = std::min(packed.fewest_visible, memory.visible[lane]);
     }
-    for (int32_t i = 0; i < dim; ++i) out[int64_t{i} * to.stride] = query[i] * factor;
-    packed.query_max = std::max(packed.query_max, largest * std::abs(factor));
-    const int32_t sees = rows.visible[choice.id(lane) % rows.rows];
-    memory.visible[lane] =
-        tokens.subset == nullptr
-            ? sees
-            : static_cast<int32_t>(std::lower_bound(tokens.subset, tokens.subset + tokens.count, sees) - tokens.subset);
-    packed.fewest_visible = std::min(packed.fewest_visible, memory.visible[lane]);
+    PackPanel({queries.data(), static_cast<size_t>(width)}, dim, factor, memory.queries + int64_t{first} * dim);
   }
   return packed;
 }
@@ -176,12 +208,17 @@ RowResult FinishRow(const Kernels& kernels, const HeadTokens& tokens, const Lane
 void ChooseCenter(const Kernels& kernels, const HeadTokens& tokens, float* row, float* center) {
   const int32_t dim = tokens.v.dim;
   std::fill_n(center, dim, 0.0F);
+  double square = 0.0;  // sum of |v|^2
   int32_t found = 0;
   for (int32_t t = 0; t < std::min(kTile, tokens.count); ++t) {
     if (!kernels.load_row(tokens.v, tokens.cell(t), nullptr, row)) continue;
     ++found;
-    for (int32_t i = 0; i < dim; ++i) center[i] += (row[i] - center[i]) / static_cast<float>(found);
+    const float part = 1.0F / static_cast<float>(found);
+    for (int32_t i = 0; i < dim; ++i) center[i] += (row[i] - center[i]) * part;
+    square += SquaredNorm(row, dim);
   }
+  // What the values share is a small part of them: 0 serves as well, and they can be read where they are.
+  if (5.0 * SquaredNorm(center, dim) <= square / std::max(1, found)) std::fill_n(center, dim, 0.0F);
 }
 
 }  // namespace dropkv::cpu

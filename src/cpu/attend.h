@@ -25,8 +25,11 @@ struct RowChoice {
 // The query of row `id` of KV head `head` [d].
 const float* QueryOf(const ObservationRows& rows, int32_t kv_heads, int32_t head, int32_t id);
 
-// True where all d components of the query are finite. Other rows judge nothing.
-bool QueryIsFinite(const float* query, int32_t key_dim);
+// |x|^2; dim is a multiple of 4.
+double SquaredNorm(const float* x, int32_t dim);
+
+// True where all components are finite. Rows whose query is not judge nothing.
+bool IsFinite(const float* x, int32_t count);
 
 // Memory of one packing.
 struct PackedRows {
@@ -67,8 +70,8 @@ struct RowResult {
 RowResult FinishRow(const Kernels& kernels, const HeadTokens& tokens, const LaneLayout& layout, const float* center,
                     double sink, const SoftmaxState& state, int32_t lane, float* out, float* row);
 
-// center [dv]: mean of the first tile's finite values. Any constant would do: it takes out what all values share, so
-// that distances do not cancel. row [dv]: scratch.
+// center [dv]: mean of the first tile's finite values, or 0 where its square is below a quarter of their variance. Any
+// constant would do: it takes out what all values share, so that distances do not cancel. row [dv]: scratch.
 void ChooseCenter(const Kernels& kernels, const HeadTokens& tokens, float* row, float* center);
 
 }  // namespace dropkv::cpu

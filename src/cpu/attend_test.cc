@@ -45,7 +45,7 @@ Outputs RunAttend(const Kernels& kernels, const ScoreCase& c, CaseData& data, in
       const double sink = c.sinks ? data.attention().sinks[head * c.group + id / c.rows] : -INFINITY;
       const RowResult finished =
           FinishRow(kernels, tokens, layout, center.data(), sink, all, id, out.data(), row.data());
-      const bool skipped = !QueryIsFinite(QueryOf(data.rows(), c.kv_heads, head, id), c.key_dim);
+      const bool skipped = !IsFinite(QueryOf(data.rows(), c.kv_heads, head, id), c.key_dim);
       result.lse.push_back(skipped ? NAN : finished.lse);
       for (int32_t i = 0; i < c.value_dim; ++i) result.out.push_back(skipped ? 0.0F : out[i] + center[i]);
     }

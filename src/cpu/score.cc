@@ -16,17 +16,35 @@ constexpr int32_t kSmallestSplit = 4096;
 constexpr int32_t kItemsPerLayer = 8;  // splits grow beyond kSmallestSplit where a layer has twice as many or more
 
 // Tokens of one step, whole tiles. All heads of a layer take one range of tokens before the next: where tokens lie side
-// by side for all heads (token-major), its pages are then still in the translation buffers. Packing the rows costs
-// about 1%.
+// by side for all heads (token-major), its pages are then still in the translation buffers. Where every head lies by
+// itself, steps are longer: the rows are packed for each.
 constexpr int32_t kRangeTokens = 11 * kTile;
+constexpr int32_t kLongRange = 4;        // ranges
+constexpr int32_t kRangesPerThread = 8;  // at least, where ranges are joined
 
 // Above this share the handed-in float32 values no longer hold 1 - p and a - v to better than a percent.
 constexpr double kGivenShare = 0.99;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-bool AllFinite(const float* x, int64_t count) {
-  return std::all_of(x, x + count, [](float value) { return std::isfinite(value); });
+// Whether no other head's tokens lie between those of a head.
+bool HeadsLieApart(std::span<const LayerInput> layers) {
+  const auto apart = [](const KvTensor& tensor) {
+    return tensor.dim_stride == 1 && tensor.head_stride > tensor.token_stride;
+  };
+  return std::all_of(layers.begin(), layers.end(),
+                     [&](const LayerInput& layer) { return apart(layer.kv.k) && apart(layer.kv.v); });
+}
+
+// Whole tiles of one item of the score. Long ones only where every thread still gets its share.
+int32_t ScoreRangeTokens(std::span<const LayerInput> layers, const WaveShape& shape, int32_t threads) {
+  if (!HeadsLieApart(layers)) return kRangeTokens;
+  for (int32_t joined = kLongRange; joined > 1; joined /= 2) {
+    const int64_t heads = static_cast<int64_t>(layers.size()) * shape.kv_heads;
+    const int64_t items = heads * CeilDiv(shape.tokens, int64_t{joined} * kRangeTokens);
+    if (items >= int64_t{kRangesPerThread} * threads) return joined * kRangeTokens;
+  }
+  return kRangeTokens;
 }
 
 }  // namespace
@@ -98,6 +116,7 @@ void WaveScorer::Attend(std::span<const LayerInput> layers, bool with_values, ui
     std::fill_n(flags + item.first, shape_.tokens, uint8_t{0});
     PrepareHead(item, with_values, threads_[worker]);
   });
+  if (std::all_of(heads_, heads_ + active_heads_, [](const Head& head) { return head.given; })) return;
   AttendSplits(layers, with_values, flags, [this](const Head& head) { return head.given ? RowChoice{} : AllRows(); });
   pool_->For(active_heads_, [&](int64_t index, int32_t worker) {
     const HeadItem item = Item(layers, index);
@@ -117,21 +136,20 @@ void WaveScorer::PrepareHead(const HeadItem& item, bool with_values, Thread& thr
   std::fill_n(head.skipped, layout_.lanes, uint8_t{0});
   head.exact_count = 0;
   for (int32_t id = 0; id < shape_.head_rows(); ++id)
-    if (!QueryIsFinite(QueryOf(item.layer.rows, shape_.kv_heads, item.kv_head, id), shape_.key_dim))
-      head.skipped[id] = 1;
+    if (!IsFinite(QueryOf(item.layer.rows, shape_.kv_heads, item.kv_head, id), shape_.key_dim)) head.skipped[id] = 1;
   head.given = item.layer.out != nullptr && item.layer.lse != nullptr;
   const int64_t first = int64_t{item.kv_head} * shape_.head_rows();
   for (int32_t id = 0; head.given && id < shape_.head_rows(); ++id) {
     // Where the caller's own attention met a NaN or Inf, what it hands in is of no use.
     const float lse = item.layer.lse[first + id];
     const bool usable = !(std::isnan(lse) || lse == kInfinity) &&
-                        AllFinite(item.layer.out + (first + id) * shape_.value_dim, shape_.value_dim);
+                        IsFinite(item.layer.out + (first + id) * shape_.value_dim, shape_.value_dim);
     head.given = head.skipped[id] != 0 || usable;
   }
-  if (head.given) ReadGiven(item, with_values);
+  if (head.given) ReadGiven(item, with_values, thread);
 }
 
-void WaveScorer::ReadGiven(const HeadItem& item, bool with_values) {
+void WaveScorer::ReadGiven(const HeadItem& item, bool with_values, Thread& thread) {
   Head& head = item.head;
   const int64_t first = int64_t{item.kv_head} * shape_.head_rows();
   if (with_values) std::fill_n(head.states[0].sums, int64_t{layout_.lanes} * shape_.value_dim, 0.0F);
@@ -141,14 +159,8 @@ void WaveScorer::ReadGiven(const HeadItem& item, bool with_values) {
     head.denominators.base[id] = static_cast<float>(lse / kLn2);
     if (!with_values) continue;
     const float* out = item.layer.out + (first + id) * shape_.value_dim;
-    const PanelAddress at(layout_, shape_.value_dim, id);
-    double norm = 0.0;
-    for (int32_t i = 0; i < shape_.value_dim; ++i) {
-      const float x = out[i] - head.center[i];
-      norm += double{x} * x;
-      head.states[0].sums[at.first + int64_t{i} * at.stride] = -2.0F * x;
-    }
-    head.norms[id] = static_cast<float>(norm);
+    for (int32_t i = 0; i < shape_.value_dim; ++i) thread.out[i] = out[i] - head.center[i];
+    StoreOutput(head, id, thread.out);
   }
 }
 
@@ -156,29 +168,30 @@ void WaveScorer::ReadGiven(const HeadItem& item, bool with_values) {
 // out.
 template <class F>
 void WaveScorer::AttendSplits(std::span<const LayerInput> layers, bool with_values, uint8_t* flags, F&& choice) {
-  for (int32_t offset = 0; offset < std::min(split_tokens_, shape_.tokens); offset += kRangeTokens)
+  const int32_t step = HeadsLieApart(layers) ? split_tokens_ : kRangeTokens;
+  for (int32_t offset = 0; offset < std::min(split_tokens_, shape_.tokens); offset += step)
     pool_->For(active_heads_ * splits_, [&](int64_t index, int32_t worker) {
       const int64_t layer = index / (splits_ * shape_.kv_heads);
       const auto split = static_cast<int32_t>(index / shape_.kv_heads % splits_);
       const HeadItem item = Item(layers, layer * shape_.kv_heads + index % shape_.kv_heads);
       const RowChoice rows = choice(item.head);
       if (rows.count == 0) return;
-      AttendRange(item, rows, split, offset, with_values, flags != nullptr ? flags + item.first : nullptr,
+      const int32_t begin = split * split_tokens_ + offset;
+      const int32_t end = std::min({shape_.tokens, begin + step, (split + 1) * split_tokens_});
+      AttendRange(item, rows, split, begin, end, with_values, flags != nullptr ? flags + item.first : nullptr,
                   threads_[worker]);
     });
 }
 
-// Tokens [offset, offset + kRangeTokens) of one split.
-void WaveScorer::AttendRange(const HeadItem& item, const RowChoice& choice, int32_t split, int32_t offset,
+// Tokens [begin, end) of one split.
+void WaveScorer::AttendRange(const HeadItem& item, const RowChoice& choice, int32_t split, int32_t begin, int32_t end,
                              bool with_values, uint8_t* flags, Thread& thread) {
-  const int32_t begin = split * split_tokens_ + offset;
-  const int32_t end = std::min({shape_.tokens, begin + kRangeTokens, (split + 1) * split_tokens_});
   if (begin >= end) return;
   const HeadTokens tokens = MakeHeadTokens(item.layer.kv, item.kv_head);
   const HeadRows rows = PackRows(kernels_, item.layer.rows, item.layer.attention, shape_.kv_heads, item.kv_head, choice,
                                  tokens, thread.packed);
   const SoftmaxState& state = item.head.states[split];
-  if (offset == 0) ResetState(rows.layout.lanes, shape_.value_dim, with_values, state);
+  if (begin == split * split_tokens_) ResetState(rows.layout.lanes, shape_.value_dim, with_values, state);
   kernels_.attend(tokens, rows, with_values ? item.head.center : nullptr, begin, end, state, flags, thread.tile);
 }
 
@@ -211,22 +224,21 @@ void WaveScorer::FinishHead(const HeadItem& item, bool with_values, Thread& thre
 
 void WaveScorer::StoreOutput(Head& head, int32_t lane, const float* out) {
   const PanelAddress at(layout_, shape_.value_dim, lane);
-  double norm = 0.0;
-  for (int32_t i = 0; i < shape_.value_dim; ++i) {
-    norm += double{out[i]} * out[i];
-    head.states[0].sums[at.first + int64_t{i} * at.stride] = -2.0F * out[i];
-  }
-  head.norms[lane] = static_cast<float>(norm);
+  float* to = head.states[0].sums + at.first;
+  for (int32_t i = 0; i < shape_.value_dim; ++i) to[int64_t{i} * at.stride] = -2.0F * out[i];
+  head.norms[lane] = static_cast<float>(SquaredNorm(out, shape_.value_dim));
 }
 
 void WaveScorer::Score(std::span<const LayerInput> layers, Signal signal, float* raw, uint8_t* flags) {
   const bool values = signal == Signal::kDropKv;
-  const int64_t ranges = CeilDiv(shape_.tokens, kRangeTokens);
+  const int32_t range_tokens = ScoreRangeTokens(layers, shape_, pool_->threads());
+  const int64_t ranges = CeilDiv(shape_.tokens, range_tokens);
   pool_->For(active_heads_ * ranges, [&](int64_t index, int32_t worker) {
     const int64_t layer = index / (ranges * shape_.kv_heads);
     const HeadItem item = Item(layers, layer * shape_.kv_heads + index % shape_.kv_heads);
-    ScoreRange(item, values, static_cast<int32_t>(index / shape_.kv_heads % ranges), raw + item.first,
-               flags + item.first, threads_[worker]);
+    const auto begin = static_cast<int32_t>(index / shape_.kv_heads % ranges) * range_tokens;
+    const int32_t end = std::min(shape_.tokens, begin + range_tokens);
+    ScoreRange(item, values, begin, end, raw + item.first, flags + item.first, threads_[worker]);
   });
   if (values) ScoreGivenTops(layers);
   pool_->For(active_heads_, [&](int64_t index, int32_t) {
@@ -237,11 +249,9 @@ void WaveScorer::Score(std::span<const LayerInput> layers, Signal signal, float*
   });
 }
 
-void WaveScorer::ScoreRange(const HeadItem& item, bool values, int32_t range, float* raw, uint8_t* flags,
+void WaveScorer::ScoreRange(const HeadItem& item, bool values, int32_t begin, int32_t end, float* raw, uint8_t* flags,
                             Thread& thread) {
   const Head& head = item.head;
-  const int32_t begin = range * kRangeTokens;
-  const int32_t end = std::min(shape_.tokens, begin + kRangeTokens);
   const HeadTokens tokens = MakeHeadTokens(item.layer.kv, item.kv_head);
   const HeadRows rows = PackRows(kernels_, item.layer.rows, item.layer.attention, shape_.kv_heads, item.kv_head,
                                  AllRows(), tokens, thread.packed);

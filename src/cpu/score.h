@@ -91,14 +91,15 @@ class WaveScorer {
   RowChoice AllRows() const { return {nullptr, shape_.head_rows()}; }
 
   void PrepareHead(const HeadItem& item, bool with_values, Thread& thread);
-  void ReadGiven(const HeadItem& item, bool with_values);
+  void ReadGiven(const HeadItem& item, bool with_values, Thread& thread);
   template <class F>
   void AttendSplits(std::span<const LayerInput> layers, bool with_values, uint8_t* flags, F&& choice);
-  void AttendRange(const HeadItem& item, const RowChoice& choice, int32_t split, int32_t offset, bool with_values,
-                   uint8_t* flags, Thread& thread);
+  void AttendRange(const HeadItem& item, const RowChoice& choice, int32_t split, int32_t begin, int32_t end,
+                   bool with_values, uint8_t* flags, Thread& thread);
   void FinishHead(const HeadItem& item, bool with_values, Thread& thread);
   void StoreOutput(Head& head, int32_t lane, const float* out);
-  void ScoreRange(const HeadItem& item, bool values, int32_t range, float* raw, uint8_t* flags, Thread& thread);
+  void ScoreRange(const HeadItem& item, bool values, int32_t begin, int32_t end, float* raw, uint8_t* flags,
+                  Thread& thread);
   void ScoreGivenTops(std::span<const LayerInput> layers);
   void ResolveGiven(const HeadItem& item, Thread& thread);
   void FinishExact(const HeadItem& item, Thread& thread);

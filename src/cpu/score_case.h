@@ -260,6 +260,7 @@ inline std::vector<ScoreCase> AllCases() {
     add([&, g = g, w = w](ScoreCase& c) { c.kv_heads = 1, c.group = g, c.rows = w; });
   for (const int32_t n : {1, 8, 9, 47, 48, 49, 151}) add([&](ScoreCase& c) { c.tokens = n, c.rows = std::min(n, 8); });
   add([&](ScoreCase& c) { c.tokens = 4099, c.kv_heads = 1; });
+  add([&](ScoreCase& c) { c.tokens = 2200, c.kv_heads = 8, c.group = 1, c.rows = 2; });  // ranges joined or not
   add([&](ScoreCase& c) { c.tokens = 9001, c.kv_heads = 1, c.group = 1, c.rows = 3, c.content = Content::kDominant; });
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0})
     for (const Layout layout : {Layout::kHeadMajor, Layout::kTokenMajor, Layout::kTransposedV})
