@@ -15,6 +15,7 @@
 #include "dropkv/dropkv.h"
 #include "dropkv/engine.h"
 #include "dropkv/keep_list.h"
+#include "dropkv/policy.h"
 #include "dropkv/status.h"
 
 // Handles are what their names say; only dropkv_keep_list adds to it.
@@ -94,6 +95,9 @@ void Store(Struct* target, Struct value) {
 KvView ToView(const dropkv_kv& kv);
 MutableKvView ToView(const dropkv_mutable_kv& kv);
 AttentionSpec ToSpec(const dropkv_attention& attention);
+
+Result<Policy> ToPolicy(const dropkv_policy* in);
+Result<Budget> ToBudget(const dropkv_budget* in);
 
 // A list index that the caller gave.
 Status CheckLayer(int32_t layer, const KeepList& keep);
