@@ -2,6 +2,9 @@
 include(CMakePackageConfigHelpers)
 
 install(TARGETS dropkv EXPORT dropkvTargets)
+if(TARGET dropkv_cuda)
+  install(TARGETS dropkv_cuda EXPORT dropkvTargets)
+endif()
 if(TARGET dropkv_cli)
   install(TARGETS dropkv_cli)
 endif()

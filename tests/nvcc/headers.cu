@@ -3,7 +3,9 @@
 #include <type_traits>
 
 #include "dropkv/cache_view.h"
+#include "dropkv/cuda.h"
 #include "dropkv/dropkv.h"
+#include "dropkv/dropkv_cuda.h"
 #include "dropkv/dtype.h"
 #include "dropkv/engine.h"
 #include "dropkv/keep_list.h"

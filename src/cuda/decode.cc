@@ -1,0 +1,70 @@
+// Decode attention over what an eviction left: checks, and the kernel that takes the shape.
+#include <cuda_runtime_api.h>
+
+#include <string>
+
+#include "cuda/kernels.h"
+#include "cuda/plan.h"
+
+namespace dropkv::cuda {
+namespace {
+
+DecodeParams ToDecode(const Cache& cache, const DecodeInput& input, void* workspace) {
+  DecodeParams params;
+  params.cache = cache;
+  params.q = input.q;
+  params.out = input.out;
+  params.group = cache.kv_heads > 0 ? input.query_heads / cache.kv_heads : 0;
+  params.scale = input.scale;
+  params.soft_cap = input.soft_cap;
+  params.sinks = input.sinks;
+  params.workspace = workspace;
+  return params;
+}
+
+// Whether the current device is the one that the code for sm_90a is for.
+Status FindHopper(bool* hopper) {
+  int device = 0;
+  int major = 0;
+  int minor = 0;
+  DROPKV_RETURN_IF_ERROR(FromCuda(cudaGetDevice(&device), "cudaGetDevice"));
+  DROPKV_RETURN_IF_ERROR(
+      FromCuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute"));
+  DROPKV_RETURN_IF_ERROR(
+      FromCuda(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "cudaDeviceGetAttribute"));
+  *hopper = major == 9 && minor == 0;
+  return Status::Ok();
+}
+
+}  // namespace
+
+size_t DecodeWorkspaceBytes(const Cache& cache, int32_t query_heads) {
+  DecodeInput input;
+  input.query_heads = query_heads;
+  return DecodeWorkspaceBytes(ToDecode(cache, input, nullptr));
+}
+
+Status Decode(const Cache& cache, const DecodeInput& input, void* workspace, Stream stream) {
+  DROPKV_RETURN_IF_ERROR(CheckCache(cache));
+  DROPKV_RETURN_IF_ERROR(CheckQueries(cache, input.query_heads));
+  if (input.q == nullptr) return InvalidArgument("input.q: expected a device pointer, got null");
+  if (input.out == nullptr) return InvalidArgument("input.out: expected a device pointer, got null");
+  if (!(input.scale > 0.0F))
+    return InvalidArgument("input.scale: expected more than 0, got " + std::to_string(input.scale));
+  if (!(input.soft_cap >= 0.0F))
+    return InvalidArgument("input.soft_cap: expected 0 or more, got " + std::to_string(input.soft_cap));
+  if (reinterpret_cast<uintptr_t>(workspace) % 256 != 0)
+    return InvalidArgument("workspace: expected an address that is a multiple of 256");
+  const DecodeParams params = ToDecode(cache, input, workspace);
+  bool hopper = false;
+  DROPKV_RETURN_IF_ERROR(FindHopper(&hopper));
+  const bool sm90 = hopper && RefusesDecodeSm90(params) == nullptr;
+  const bool sm80 = !sm90 && SupportsDecodeSm80(params);
+  if ((sm90 || sm80) && workspace == nullptr) return InvalidArgument("workspace: expected a device pointer, got null");
+  if (sm90 || sm80)
+    DROPKV_RETURN_IF_ERROR(FromCuda(cudaMemsetAsync(workspace, 0, DecodeCounterBytes(params), stream), "workspace"));
+  if (sm90) return FromCuda(LaunchDecodeSm90(params, stream), "decode");
+  return FromCuda(sm80 ? LaunchDecodeSm80(params, stream) : LaunchDecodeAny(params, stream), "decode");
+}
+
+}  // namespace dropkv::cuda
