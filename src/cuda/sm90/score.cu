@@ -1,0 +1,44 @@
+// Launch of pass 2 on Hopper.
+#include <algorithm>
+
+#include "cuda/sm90/score.cuh"
+
+namespace dropkv::cuda {
+
+template <typename T>
+cudaError_t ScoreForType(const ScoreLaunch& launch, const CUtensorMap& k, const CUtensorMap& v, int32_t blocks,
+                         cudaStream_t stream);  // score_f16.cu, score_bf16.cu
+
+const char* RefusesScoreSm90(const ScoreParams& params) { return RefusesTensorMap(params.cache); }
+
+cudaError_t LaunchScoreSm90(const ScoreParams& params, cudaStream_t stream) {
+  CUtensorMap k;
+  CUtensorMap v;
+  if (const cudaError_t error = MakeTensorMap(params.cache, params.cache.k, params.cache.key_dim, &k);
+      error != cudaSuccess)
+    return error;
+  if (const cudaError_t error = MakeTensorMap(params.cache, params.cache.v, params.cache.value_dim, &v);
+      error != cudaSuccess)
+    return error;
+  int32_t device = 0;
+  int32_t processors = 0;
+  cudaGetDevice(&device);
+  if (const cudaError_t error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+      error != cudaSuccess)
+    return error;
+  const int64_t tiles = int64_t{params.cache.sequences} * params.cache.kv_heads *
+                        ((params.cache.max_tokens + kTileTokens - 1) / kTileTokens);
+  const auto blocks = static_cast<int32_t>(std::clamp<int64_t>(tiles, 1, processors));
+  const int32_t rows = params.rows.group * params.rows.rows;
+  const int32_t most = std::max(params.cache.key_dim, params.cache.value_dim) <= 128 ? 256 : 64;
+  for (int32_t first = 0; first < rows; first += most) {
+    const ScoreLaunch launch{params, first, std::min(most, rows - first), first > 0};
+    const cudaError_t error = params.cache.dtype == DType::kF16
+                                  ? ScoreForType<__half>(launch, k, v, blocks, stream)
+                                  : ScoreForType<__nv_bfloat16>(launch, k, v, blocks, stream);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+}  // namespace dropkv::cuda
