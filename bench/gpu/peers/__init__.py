@@ -1,0 +1,1 @@
+"""What dropkv is measured against, written here."""
