@@ -10,19 +10,34 @@ namespace dropkv::cuda {
 
 inline constexpr int32_t kClearThreads = 256;
 
-static __global__ void __launch_bounds__(kClearThreads) ClearKernel(uint32_t* words, int64_t count) {
+// Up to three ranges of words; bytes are multiples of 4, as the addresses are.
+struct ClearRange {
+  void* memory;
+  size_t bytes;
+};
+struct ClearList {
+  ClearRange ranges[3];
+};
+
+static __global__ void __launch_bounds__(kClearThreads) ClearKernel(ClearList list) {
   ChainStart();
-  const int64_t step = static_cast<int64_t>(gridDim.x) * kClearThreads;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kClearThreads + threadIdx.x; i < count; i += step) words[i] = 0;
+  const size_t first = static_cast<size_t>(blockIdx.x) * kClearThreads + threadIdx.x;
+  const size_t step = static_cast<size_t>(gridDim.x) * kClearThreads;
+  for (const ClearRange& range : list.ranges)
+    for (size_t i = first; i < range.bytes / sizeof(uint32_t); i += step) static_cast<uint32_t*>(range.memory)[i] = 0;
 }
 
-// bytes: a multiple of 4, as the address is.
+static inline cudaError_t LaunchClear(const ClearList& list, cudaStream_t stream) {
+  constexpr size_t kMaxBlocks = 128;
+  size_t bytes = 0;
+  for (const ClearRange& range : list.ranges) bytes = std::max(bytes, range.bytes);
+  const size_t blocks =
+      std::clamp<size_t>((bytes / sizeof(uint32_t) + kClearThreads - 1) / kClearThreads, 1, kMaxBlocks);
+  return LaunchChained(ClearKernel, dim3(static_cast<unsigned>(blocks)), kClearThreads, 0, stream, list);
+}
+
 static inline cudaError_t LaunchClear(void* memory, size_t bytes, cudaStream_t stream) {
-  constexpr int64_t kMaxBlocks = 128;
-  const auto count = static_cast<int64_t>(bytes / sizeof(uint32_t));
-  const int64_t blocks = std::clamp<int64_t>((count + kClearThreads - 1) / kClearThreads, 1, kMaxBlocks);
-  return LaunchChained(ClearKernel, dim3(static_cast<unsigned>(blocks)), kClearThreads, 0, stream,
-                       static_cast<uint32_t*>(memory), count);
+  return LaunchClear(ClearList{{{memory, bytes}, {nullptr, 0}, {nullptr, 0}}}, stream);
 }
 
 }  // namespace dropkv::cuda

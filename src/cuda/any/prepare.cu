@@ -6,7 +6,18 @@
 namespace dropkv::cuda {
 namespace {
 
-constexpr int32_t kPrepareWarps = 32;
+constexpr int32_t kPrepareWarps = 8;
+
+// Rows of the state begin at multiples of 16 bytes, and head sizes are multiples of 8.
+template <typename T>
+__device__ void Store8(T* to, const float (&x)[kVector]) {
+  T rounded[kVector];
+#pragma unroll
+  for (int32_t e = 0; e < kVector; ++e) rounded[e] = FromFloat<T>(x[e]);
+  uint4 words;
+  memcpy(&words, rounded, sizeof words);
+  *reinterpret_cast<uint4*>(to) = words;
+}
 
 // Copies a query to q16, zeros in its place where it is not finite: false. A lane's share of a row is one vector: 32
 // lanes hold the largest head size.
@@ -19,10 +30,10 @@ __device__ bool CopyFiniteQuery(const AttendParams& params, int32_t list, int32_
   float x[kVector] = {};
   if (first < dim) Load8(q, first, dim, x);
   const bool finite = __all_sync(kAllLanes, AllFinite(x));
-  T* to = static_cast<T*>(params.state.q16) + RowIndex(params, list, row) * dim;
+  if (first >= dim) return finite;
 #pragma unroll
-  for (int32_t e = 0; e < kVector; ++e)
-    if (first + e < dim) to[first + e] = FromFloat<T>(finite ? x[e] : 0.0F);
+  for (float& element : x) element = finite ? element : 0.0F;
+  Store8(static_cast<T*>(params.state.q16) + RowIndex(params, list, row) * dim + first, x);
   return finite;
 }
 
@@ -39,12 +50,13 @@ __device__ bool StoreGivenRow(const AttendParams& params, int64_t row, int32_t l
     Load8(static_cast<const Given*>(params.given_out) + row * dim, first, dim, x);
 #pragma unroll
     for (int32_t e = 0; e < kVector; ++e) {
-      const T rounded = FromFloat<T>(x[e]);
-      square = fmaf(ToFloat(rounded), ToFloat(rounded), square);
-      if (first + e >= dim) continue;
-      state.out[row * dim + first + e] = x[e];
-      static_cast<T*>(state.out16)[row * dim + first + e] = rounded;
+      const float rounded = ToFloat(FromFloat<T>(x[e]));
+      square = fmaf(rounded, rounded, square);
     }
+    Store8(static_cast<T*>(state.out16) + row * dim + first, x);
+    auto* out = reinterpret_cast<float4*>(state.out + row * dim + first);
+    out[0] = {x[0], x[1], x[2], x[3]};
+    out[1] = {x[4], x[5], x[6], x[7]};
   }
   square = LaneSum<32>(square);
   if (lane == 0) {
@@ -62,7 +74,7 @@ __device__ bool GivenRow(const AttendParams& params, int64_t row, int32_t lane) 
                                            : StoreGivenRow<T, T>(params, row, lane);
 }
 
-// One block a head where rows are handed in, since any of them may set the head's `redo`.
+// redo and has_tops are 0 when it starts.
 template <typename T>
 __global__ void __launch_bounds__(kPrepareWarps * 32, 1) PrepareKernel(const __grid_constant__ AttendParams params) {
   ChainStart();
@@ -91,10 +103,7 @@ __global__ void __launch_bounds__(kPrepareWarps * 32, 1) PrepareKernel(const __g
   }
   if (lane == 0 && skipped > 0 && params.counters != nullptr)
     atomicAdd(&params.counters->skipped_rows, static_cast<unsigned long long>(skipped));
-  const bool redo = __syncthreads_or(odd) != 0;
-  if (blockIdx.y != 0 || threadIdx.x != 0) return;
-  params.redo[list] = redo ? 1 : 0;
-  params.has_tops[list] = 0;
+  if (lane == 0 && odd) params.redo[list] = 1;
 }
 
 }  // namespace
@@ -102,12 +111,12 @@ __global__ void __launch_bounds__(kPrepareWarps * 32, 1) PrepareKernel(const __g
 cudaError_t LaunchPrepare(const AttendParams& params, cudaStream_t stream) {
   const int32_t lists = params.cache.sequences * params.cache.kv_heads;
   const int32_t rows = params.rows.group * params.rows.rows;
-  if (params.counters != nullptr) {
-    const cudaError_t error = LaunchClear(params.counters, sizeof(Counters), stream);
-    if (error != cudaSuccess) return error;
-  }
+  const ClearList clear{{{params.counters, params.counters != nullptr ? sizeof(Counters) : 0},
+                         {params.redo, lists * sizeof(int32_t)},
+                         {params.has_tops, lists * sizeof(int32_t)}}};
+  if (const cudaError_t error = LaunchClear(clear, stream); error != cudaSuccess) return error;
   if (lists == 0 || rows == 0) return cudaSuccess;
-  const int32_t parts = params.given_lse != nullptr ? 1 : (rows + kPrepareWarps - 1) / kPrepareWarps;
+  const int32_t parts = (rows + kPrepareWarps - 1) / kPrepareWarps;
   return WithType(params.cache.dtype, [&](auto element) {
     return LaunchChained(PrepareKernel<decltype(element)>, dim3(lists, parts), kPrepareWarps * 32, 0, stream, params);
   });
