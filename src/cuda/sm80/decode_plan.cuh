@@ -55,6 +55,27 @@ struct DecodeArgs {
   float* sums;       // [items, g, dv]
 };
 
+inline int64_t MaxItems(const DecodeParams& params) {
+  return int64_t{params.cache.sequences} * params.cache.kv_heads * MaxSplitCount(params.cache.max_tokens);
+}
+
+inline constexpr size_t kCounterBytes = 256 + size_t{kMaxLists} * sizeof(int32_t);
+
+// With the workspace divided.
+inline DecodeArgs MakeArgs(const DecodeParams& params) {
+  auto* memory = static_cast<unsigned char*>(params.workspace);
+  DecodeArgs args{};
+  args.params = params;
+  args.lists = params.cache.sequences * params.cache.kv_heads;
+  args.logit_scale = params.soft_cap > 0.0F ? params.scale / params.soft_cap : params.scale * kLog2E;
+  args.cap2 = params.soft_cap * kLog2E;
+  args.tickets = reinterpret_cast<int32_t*>(memory);
+  args.arrived = reinterpret_cast<int32_t*>(memory + 256);
+  args.sums = reinterpret_cast<float*>(memory + kCounterBytes);
+  args.states = reinterpret_cast<float2*>(args.sums + MaxItems(params) * params.group * params.cache.value_dim);
+  return args;
+}
+
 // A split of a list.
 struct Item {
   int32_t id = -1;  // of all items; -1: none
