@@ -149,8 +149,7 @@ struct DecodeInput {
   float soft_cap = 0.0F;
   const float* sinks = nullptr;  // [Hq] or null
 };
-// workspace: DecodeWorkspaceBytes bytes at a multiple of 256, zero before the first call that takes it. Every call
-// leaves it ready for the next one, of another shape too; one call at a time.
+// workspace: DecodeWorkspaceBytes bytes at a multiple of 256, whatever they hold; one call at a time.
 DROPKV_API size_t DecodeWorkspaceBytes(const Cache& cache, int32_t query_heads);
 DROPKV_API Status Decode(const Cache& cache, const DecodeInput& input, void* workspace, Stream stream);
 

@@ -5,6 +5,7 @@
 
 #include "dropkv/dropkv.h"
 
+/* NOLINTBEGIN(modernize-use-using): C has no using */
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -99,8 +100,7 @@ DROPKV_API dropkv_status dropkv_cuda_run(dropkv_cuda_plan* plan, const dropkv_cu
                                          const dropkv_cuda_rows* rows, const dropkv_cuda_outputs* outputs,
                                          void* workspace, void* stream);
 
-/* workspace: that many bytes at a multiple of 256, zero before the first call that takes it. Every call leaves it ready
- * for the next one, of another shape too; one call at a time. */
+/* workspace: that many bytes at a multiple of 256, whatever they hold; one call at a time. */
 DROPKV_API size_t dropkv_cuda_decode_workspace_bytes(const dropkv_cuda_cache* cache, int32_t query_heads);
 DROPKV_API dropkv_status dropkv_cuda_decode(const dropkv_cuda_cache* cache, int32_t query_heads, const void* q,
                                             void* out, float scale, float soft_cap, const float* sinks, void* workspace,
@@ -109,5 +109,6 @@ DROPKV_API dropkv_status dropkv_cuda_decode(const dropkv_cuda_cache* cache, int3
 #ifdef __cplusplus
 }
 #endif
+/* NOLINTEND(modernize-use-using) */
 
 #endif /* DROPKV_DROPKV_CUDA_H_ */
