@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "cuda/device_attribute.h"
 #include "cuda/kernels.h"
 #include "cuda/plan.h"
 
@@ -20,20 +21,6 @@ DecodeParams ToDecode(const Cache& cache, const DecodeInput& input, void* worksp
   params.sinks = input.sinks;
   params.workspace = workspace;
   return params;
-}
-
-// Whether the current device is the one that the code for sm_90a is for.
-Status FindHopper(bool* hopper) {
-  int device = 0;
-  int major = 0;
-  int minor = 0;
-  DROPKV_RETURN_IF_ERROR(FromCuda(cudaGetDevice(&device), "cudaGetDevice"));
-  DROPKV_RETURN_IF_ERROR(
-      FromCuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute"));
-  DROPKV_RETURN_IF_ERROR(
-      FromCuda(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "cudaDeviceGetAttribute"));
-  *hopper = major == 9 && minor == 0;
-  return Status::Ok();
 }
 
 }  // namespace
@@ -56,9 +43,9 @@ Status Decode(const Cache& cache, const DecodeInput& input, void* workspace, Str
   if (reinterpret_cast<uintptr_t>(workspace) % 256 != 0)
     return InvalidArgument("workspace: expected an address that is a multiple of 256");
   const DecodeParams params = ToDecode(cache, input, workspace);
-  bool hopper = false;
-  DROPKV_RETURN_IF_ERROR(FindHopper(&hopper));
-  const bool sm90 = hopper && RefusesDecodeSm90(params) == nullptr;
+  int capability = 0;
+  DROPKV_RETURN_IF_ERROR(FromCuda(ComputeCapability(&capability), "compute capability"));
+  const bool sm90 = capability == 90 && RefusesDecodeSm90(params) == nullptr;
   const bool sm80 = !sm90 && SupportsDecodeSm80(params);
   if ((sm90 || sm80) && workspace == nullptr) return InvalidArgument("workspace: expected a device pointer, got null");
   if (sm90 || sm80)

@@ -181,7 +181,6 @@ class DeviceBatch {
     params.row_ok = row_ok_.get();
     params.has_tops = has_tops_.get();
     params.raw = raw.get();
-    params.counters = counters.get();
     return params;
   }
 

@@ -96,7 +96,6 @@ struct ScoreParams {
   const uint8_t* row_ok = nullptr;
   int32_t* has_tops = nullptr;  // [B, Hkv], with find_tops
   float* raw = nullptr;         // [B, Hkv, max_tokens]; NaN: not finite; sign bit: dominant
-  Counters* counters = nullptr;
 };
 
 // Share beyond which a pair of handed-in rows is taken out of the matrix path: at most one token of a row.

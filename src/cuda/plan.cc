@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <string>
 
+#include "cuda/device_attribute.h"
 #include "cuda/kernels.h"
 #include "cuda/memory.h"
 #include "dropkv/cache_view.h"
@@ -116,20 +117,12 @@ void CutTokens(Plan& plan) {
 }
 
 Status ReadDevice(Plan& plan) {
-  int device = 0;
-  int major = 0;
-  int minor = 0;
-  DROPKV_RETURN_IF_ERROR(FromCuda(cudaGetDevice(&device), "cudaGetDevice"));
-  DROPKV_RETURN_IF_ERROR(FromCuda(cudaDeviceGetAttribute(&plan.multiprocessors, cudaDevAttrMultiProcessorCount, device),
-                                  "cudaDeviceGetAttribute"));
   DROPKV_RETURN_IF_ERROR(
-      FromCuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute"));
-  DROPKV_RETURN_IF_ERROR(
-      FromCuda(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "cudaDeviceGetAttribute"));
-  plan.compute_capability = 10 * major + minor;
+      FromCuda(DeviceAttribute(cudaDevAttrMultiProcessorCount, &plan.multiprocessors), "multiprocessors"));
+  DROPKV_RETURN_IF_ERROR(FromCuda(ComputeCapability(&plan.compute_capability), "compute capability"));
   if (plan.compute_capability >= 80) return Status::Ok();
-  return Unsupported("device: expected compute capability 8.0 or newer, got " + std::to_string(major) + "." +
-                     std::to_string(minor));
+  return Unsupported("device: expected compute capability 8.0 or newer, got " +
+                     std::to_string(plan.compute_capability / 10) + "." + std::to_string(plan.compute_capability % 10));
 }
 
 Status CheckKernel(const Plan& plan) {

@@ -120,7 +120,7 @@ void Choose(const Plan& plan, Call& call) {
   }
   const bool fits = SupportsAttendSm80(call.attend) && SupportsScoreSm80(call.score);
   call.kernel = forced != "any" && fits ? Kernel::kSm80 : Kernel::kAny;
-  if (forced.empty() && !fits && call.refused.empty())
+  if (forced != "any" && !fits && call.refused.empty())
     call.refused = "a shape that the tensor-core kernels do not take";
 }
 
@@ -238,15 +238,13 @@ Status CheckPlacement(const Outputs& outputs) {
   return InvalidArgument("outputs.k and outputs.v: expected device pointers for compaction out of place, got null");
 }
 
-// counters: of a whole run; null: nothing is counted.
-Status Score(const Plan& plan, const Cache& cache, const Rows& rows, const Outputs& outputs, void* workspace,
-             Stream stream, Ran* ran, Counters* counters) {
-  DROPKV_RETURN_IF_ERROR(CheckShape(plan, cache));
-  DROPKV_RETURN_IF_ERROR(CheckRows(plan, cache, rows));
-  DROPKV_RETURN_IF_ERROR(CheckWorkspace(workspace));
-  const RunMemory memory = Memory(plan, workspace);
-  Call call = MakeCall(plan, cache, rows, outputs, memory, stream);
-  call.attend.counters = counters;
+Status CheckWhole(const Cache& cache) {
+  if (cache.offsets == nullptr) return Status::Ok();
+  return Unsupported("cache.offsets: expected sequences whose heads hold the same tokens, got a ragged cache");
+}
+
+// Pass 1 and 2 of a call that was checked.
+Status LaunchScore(const Plan& plan, const Call& call, Ran* ran) {
   if (!plan.force_kernel.empty() && Name(call.kernel) != plan.force_kernel)
     return Unsupported("force_kernel: " + plan.force_kernel + " does not take " + std::string(call.refused));
   DROPKV_RETURN_IF_ERROR(FromCuda(AttendRows(call), "attend"));
@@ -255,25 +253,22 @@ Status Score(const Plan& plan, const Cache& cache, const Rows& rows, const Outpu
   return FromCuda(ScoreTokens(call), "score");
 }
 
-Status Select(const Plan& plan, const Cache& cache, const Outputs& outputs, void* workspace, Stream stream,
-              Counters* counters) {
-  DROPKV_RETURN_IF_ERROR(CheckShape(plan, cache));
-  DROPKV_RETURN_IF_ERROR(CheckLists(plan, outputs));
-  DROPKV_RETURN_IF_ERROR(CheckWorkspace(workspace));
-  if (cache.offsets != nullptr)
-    return Unsupported("cache.offsets: expected sequences whose heads hold the same tokens, got a ragged cache");
-  return FromCuda(LaunchSelect(SelectCall(plan, cache, outputs, Memory(plan, workspace), counters), stream), "select");
-}
-
 }  // namespace
 
 Status Score(const Plan& plan, const Cache& cache, const Rows& rows, const Outputs& outputs, void* workspace,
              Stream stream, Ran* ran) {
-  return Score(plan, cache, rows, outputs, workspace, stream, ran, nullptr);
+  DROPKV_RETURN_IF_ERROR(CheckShape(plan, cache));
+  DROPKV_RETURN_IF_ERROR(CheckRows(plan, cache, rows));
+  DROPKV_RETURN_IF_ERROR(CheckWorkspace(workspace));
+  return LaunchScore(plan, MakeCall(plan, cache, rows, outputs, Memory(plan, workspace), stream), ran);
 }
 
 Status Select(const Plan& plan, const Cache& cache, const Outputs& outputs, void* workspace, Stream stream) {
-  return Select(plan, cache, outputs, workspace, stream, nullptr);
+  DROPKV_RETURN_IF_ERROR(CheckShape(plan, cache));
+  DROPKV_RETURN_IF_ERROR(CheckLists(plan, outputs));
+  DROPKV_RETURN_IF_ERROR(CheckWorkspace(workspace));
+  DROPKV_RETURN_IF_ERROR(CheckWhole(cache));
+  return FromCuda(LaunchSelect(SelectCall(plan, cache, outputs, Memory(plan, workspace), nullptr), stream), "select");
 }
 
 Status Compact(const Plan& plan, const Cache& cache, const Outputs& outputs, void* workspace, Stream stream) {
@@ -291,16 +286,21 @@ Status Run(const Plan& plan, const Cache& cache, const Rows& rows, const Outputs
   DROPKV_RETURN_IF_ERROR(CheckLists(plan, outputs));
   DROPKV_RETURN_IF_ERROR(CheckPlacement(outputs));
   DROPKV_RETURN_IF_ERROR(CheckCertificate(plan, rows, outputs));
-  if (cache.offsets != nullptr)
-    return Unsupported("cache.offsets: expected sequences whose heads hold the same tokens, got a ragged cache");
+  DROPKV_RETURN_IF_ERROR(CheckWhole(cache));
+  DROPKV_RETURN_IF_ERROR(CheckShape(plan, cache));
+  DROPKV_RETURN_IF_ERROR(CheckRows(plan, cache, rows));
+  DROPKV_RETURN_IF_ERROR(CheckWorkspace(workspace));
   static_assert(sizeof(Counters) == 3 * sizeof(*outputs.counters));
   auto* counters = reinterpret_cast<Counters*>(outputs.counters);
-  DROPKV_RETURN_IF_ERROR(Score(plan, cache, rows, outputs, workspace, stream, ran, counters));
-  DROPKV_RETURN_IF_ERROR(Select(plan, cache, outputs, workspace, stream, counters));
-  DROPKV_RETURN_IF_ERROR(Compact(plan, cache, outputs, workspace, stream));
-  if (outputs.output_error == nullptr) return Status::Ok();
   const RunMemory memory = Memory(plan, workspace);
-  return Certify(plan, rows, outputs, memory, MakeCall(plan, cache, rows, outputs, memory, stream));
+  Call call = MakeCall(plan, cache, rows, outputs, memory, stream);
+  call.attend.counters = counters;
+  DROPKV_RETURN_IF_ERROR(LaunchScore(plan, call, ran));
+  DROPKV_RETURN_IF_ERROR(FromCuda(LaunchSelect(SelectCall(plan, cache, outputs, memory, counters), stream), "select"));
+  if (outputs.placement != Placement::kNone)
+    DROPKV_RETURN_IF_ERROR(FromCuda(LaunchCompact(CompactCall(plan, cache, outputs, memory), stream), "compact"));
+  if (outputs.output_error == nullptr) return Status::Ok();
+  return Certify(plan, rows, outputs, memory, call);
 }
 
 Cache KeptCache(const Plan& plan, const Outputs& outputs) {

@@ -58,8 +58,6 @@ cudaError_t Encode(DType dtype, const void* data, const cuuint64_t (&sizes)[4], 
 // A dimension of size 1 never uses its stride, but the stride must be a positive multiple of 16 bytes.
 cuuint64_t StrideBytes(int64_t elements) { return static_cast<cuuint64_t>(std::max<int64_t>(elements, 8) * 2); }
 
-}  // namespace
-
 cudaError_t MakeTensorMap(const CacheParams& cache, const Tensor& tensor, int32_t dim, CUtensorMap* map) {
   cuuint64_t tokens = cache.max_tokens;
   cuuint64_t heads = cache.kv_heads;
@@ -78,6 +76,13 @@ cudaError_t MakeTensorMap(const CacheParams& cache, const Tensor& tensor, int32_
   const cuuint64_t strides[3] = {StrideBytes(tensor.token_stride), StrideBytes(tensor.head_stride),
                                  StrideBytes(tensor.sequence_stride)};
   return Encode(cache.dtype, tensor.data, sizes, strides, BoxTokens(cache), map);
+}
+
+}  // namespace
+
+cudaError_t MakeTensorMaps(const CacheParams& cache, CUtensorMap* k, CUtensorMap* v) {
+  if (const cudaError_t error = MakeTensorMap(cache, cache.k, cache.key_dim, k); error != cudaSuccess) return error;
+  return MakeTensorMap(cache, cache.v, cache.value_dim, v);
 }
 
 cudaError_t MakeRowMap(DType dtype, const void* data, int32_t dim, int64_t rows, int64_t lists, int32_t box_rows,

@@ -14,8 +14,8 @@ inline constexpr int32_t kBoxDims = 64;  // 128 bytes, one swizzled row
 // Null where both tensors of the cache can be described; else what is in the way.
 const char* RefusesTensorMap(const CacheParams& cache);
 
-// Map (dim, token, head, sequence or block) of keys or values; boxes of [BoxTokens, 64] elements, 128-byte swizzle.
-cudaError_t MakeTensorMap(const CacheParams& cache, const Tensor& tensor, int32_t dim, CUtensorMap* map);
+// Maps (dim, token, head, sequence or block) of keys and values; boxes of [BoxTokens, 64] elements, 128-byte swizzle.
+cudaError_t MakeTensorMaps(const CacheParams& cache, CUtensorMap* k, CUtensorMap* v);
 
 // Map (dim, row, list, 1) of rows [lists, rows, dim], contiguous, of the cache's dtype; boxes of [box_rows, 64]
 // elements.

@@ -228,11 +228,8 @@ cudaError_t LaunchCompact(const CompactParams& params, cudaStream_t stream) {
   const CompactPlan plan = MakePlan(params);
   if (plan.chunk_rows == 0 || plan.vector_bytes < 2) return cudaErrorInvalidValue;
   if (plan.max_chunks == 0) return cudaSuccess;
-  int device = 0;
   int multiprocessors = 0;
-  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
-  if (const cudaError_t error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-      error != cudaSuccess)
+  if (const cudaError_t error = DeviceAttribute(cudaDevAttrMultiProcessorCount, &multiprocessors); error != cudaSuccess)
     return error;
   if (InPlace(params)) {
     const cudaError_t error = LaunchClear(params.workspace, WorkspaceBytes(plan), stream);

@@ -146,13 +146,10 @@ struct DeviceLimits {
 };
 
 cudaError_t ReadLimits(DeviceLimits* limits) {
-  int device = 0;
-  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
-  if (const cudaError_t error =
-          cudaDeviceGetAttribute(&limits->multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  if (const cudaError_t error = DeviceAttribute(cudaDevAttrMultiProcessorCount, &limits->multiprocessors);
       error != cudaSuccess)
     return error;
-  return cudaDeviceGetAttribute(&limits->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  return DeviceAttribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, &limits->shared_bytes);
 }
 
 }  // namespace

@@ -4,6 +4,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <type_traits>
+
 #include "cuda/params.h"
 
 namespace dropkv::cuda {
@@ -73,6 +75,18 @@ __device__ inline __half FromFloat<__half>(float x) {
 template <>
 __device__ inline __nv_bfloat16 FromFloat<__nv_bfloat16>(float x) {
   return __float2bfloat16_rn(x);
+}
+
+// Two elements in one register, `low` first.
+template <typename T>
+__device__ inline uint32_t Pack(float low, float high) {
+  if constexpr (std::is_same_v<T, __half>) {
+    const __half2 both = __floats2half2_rn(low, high);
+    return reinterpret_cast<const uint32_t&>(both);
+  } else {
+    const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+    return reinterpret_cast<const uint32_t&>(both);
+  }
 }
 
 inline constexpr float kLog2E = 1.4426950408889634F;

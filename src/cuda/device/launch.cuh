@@ -6,6 +6,8 @@
 
 #include <utility>
 
+#include "cuda/device_attribute.h"
+
 namespace dropkv::cuda {
 
 // The first thing that every thread of a chained kernel does, on every path. It lets the next kernel's blocks take free
@@ -30,15 +32,10 @@ __device__ inline void ChainStart() {
 // match says which code it is. Of one source file: others may be compiled for other devices.
 static inline bool DeviceChains() {
   constexpr int kCompiledFor[] = {__CUDA_ARCH_LIST__};
-  int device = 0;
-  int major = 0;
-  int minor = 0;
-  if (cudaGetDevice(&device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess || major < 9)
-    return false;
+  int capability = 0;
+  if (ComputeCapability(&capability) != cudaSuccess || capability < 90) return false;
   for (const int architecture : kCompiledFor)
-    if (architecture == 100 * major + 10 * minor) return true;
+    if (architecture == 10 * capability) return true;
   return false;
 }
 

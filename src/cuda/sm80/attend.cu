@@ -1,4 +1,5 @@
 // Launch of pass 1 with mma.sync.
+#include "cuda/device_attribute.h"
 #include "cuda/sm80/attend.cuh"
 
 namespace dropkv::cuda {
@@ -46,10 +47,8 @@ auto WithShape(const AttendParams& params, F&& f) {
 }
 
 int32_t SharedLimit() {
-  int device = 0;
   int limit = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) return 0;
-  return cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) == cudaSuccess ? limit : 0;
+  return DeviceAttribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, &limit) == cudaSuccess ? limit : 0;
 }
 
 }  // namespace

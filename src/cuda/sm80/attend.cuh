@@ -64,7 +64,7 @@ class AttendBlock {
     const int32_t key_bytes = RowBytes(params_.cache.key_dim);
     const int32_t value_bytes = kValues ? RowBytes(params_.cache.value_dim) : 0;
     slot_bytes_ = Shape::kTile * max(key_bytes, value_bytes);
-    queries_ = SharedOffset(shared);
+    queries_ = SharedAddress(shared);
     ring_ = queries_ + Shape::kRows * key_bytes + Group() * Shape::kSlots * slot_bytes_;
     merge_ = reinterpret_cast<float*>(shared + Shape::kRows * key_bytes);
   }

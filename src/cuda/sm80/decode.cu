@@ -50,7 +50,7 @@ __device__ void CopyRows(uint32_t to, const T* from, int64_t stride, int32_t tok
 #pragma unroll
   for (int32_t i = 0; i < kTileTokens; i += kRows) {
     const bool exists = row + i < tokens && chunk * 8 < dim;
-    CopyAsync16(to + i * Tile<kDim>::kPitch, exists ? at : from, exists ? 16 : 0, policy);
+    sm80::CopyAsync16(to + i * Tile<kDim>::kPitch, exists ? at : from, exists ? 16 : 0, policy);
     at += kRows * stride;
   }
 }
@@ -69,17 +69,17 @@ __device__ void CopyTile(uint32_t to, const CacheParams& cache, const Cursor<T>&
   CopyRows<T, kDim>(to, cursor.keys + key, cache.k.token_stride, tokens, cache.key_dim, policy);
   CopyRows<T, kDim>(to + Tile<kDim>::kValues, cursor.values + value, cache.v.token_stride, tokens, cache.value_dim,
                     policy);
-  CommitCopies();
+  sm80::CommitCopies();
 }
 
 // The oldest of `pending` groups has arrived, for this lane's copies.
 __device__ inline void WaitForOldest(int32_t pending) {
   if (pending >= 3) {
-    WaitCopies<2>();
+    sm80::WaitCopies<2>();
   } else if (pending == 2) {
-    WaitCopies<1>();
+    sm80::WaitCopies<1>();
   } else {
-    WaitCopies<0>();
+    sm80::WaitCopies<0>();
   }
 }
 
@@ -172,14 +172,12 @@ cudaError_t Launch(DecodeArgs args, cudaStream_t stream) {
   constexpr int32_t kMaxStages = 3;
   constexpr int32_t kStageBytes = kWarps * Tile<kDim>::kBytes;
   const auto kernel = DecodeKernel<T, kDim, kHalves>;
-  int32_t device = 0;
   int32_t processors = 0;
   int32_t limit = 0;
   int32_t resident = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  if (const cudaError_t error = cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-      error != cudaSuccess)
+  if (const cudaError_t error = DeviceAttribute(cudaDevAttrMultiProcessorCount, &processors); error != cudaSuccess)
+    return error;
+  if (const cudaError_t error = DeviceAttribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, &limit); error != cudaSuccess)
     return error;
   args.stages = std::min(kMaxStages, (limit - static_cast<int32_t>(sizeof(Shared))) / kStageBytes);
   if (args.stages < 1) return cudaErrorInvalidConfiguration;

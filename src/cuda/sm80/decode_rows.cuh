@@ -2,8 +2,8 @@
 #pragma once
 
 #include "cuda/device/ptx.cuh"
-#include "cuda/sm80/decode_mma.cuh"
 #include "cuda/sm80/decode_plan.cuh"
+#include "cuda/sm80/mma.cuh"
 
 namespace dropkv::cuda::decode {
 
@@ -107,9 +107,9 @@ __device__ void WarpRows<T, kDim, kHalves>::Attend(const DecodeArgs& args, uint3
       a[3] = query[i][3];
     }
     uint32_t b[4];
-    LoadMatrices(keys + i * 32, b);
-    MultiplyAdd<T>(logits[0], a, b[0], b[1]);
-    MultiplyAdd<T>(logits[1], a, b[2], b[3]);
+    sm80::LoadMatrices(b, keys + i * 32);
+    sm80::MultiplyAdd<T>(logits[0], a, b[0], b[1]);
+    sm80::MultiplyAdd<T>(logits[1], a, b[2], b[3]);
   }
 #pragma unroll
   for (int32_t i = 0; i < 2; ++i)
@@ -126,9 +126,9 @@ __device__ void WarpRows<T, kDim, kHalves>::Attend(const DecodeArgs& args, uint3
 #pragma unroll
   for (int32_t i = 0; i < kDim / 16; ++i) {
     uint32_t b[4];
-    LoadMatricesTransposed(values + i * 32, b);
-    MultiplyAdd<T>(out[2 * i], weights, b[0], b[1]);
-    MultiplyAdd<T>(out[2 * i + 1], weights, b[2], b[3]);
+    sm80::LoadMatricesTransposed(b, values + i * 32);
+    sm80::MultiplyAdd<T>(out[2 * i], weights, b[0], b[1]);
+    sm80::MultiplyAdd<T>(out[2 * i + 1], weights, b[2], b[3]);
   }
 }
 

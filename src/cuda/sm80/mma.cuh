@@ -9,11 +9,10 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace dropkv::cuda::sm80 {
+#include "cuda/device/cache.cuh"
+#include "cuda/device/ptx.cuh"
 
-__device__ inline uint32_t SharedOffset(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
+namespace dropkv::cuda::sm80 {
 
 // 16 bytes to shared memory: those at `from`, or zeros.
 __device__ inline void CopyAsync16(uint32_t to, const void* from, bool there) {
@@ -34,17 +33,19 @@ __device__ inline uint4 Load16(uint32_t from) {
   return x;
 }
 
+// The same with an L2 policy; the last 16 - `bytes` of the 16 are zeros. `from` must be an address that may be read.
+__device__ inline void CopyAsync16(uint32_t to, const void* from, uint32_t bytes, uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(to), "l"(from),
+               "r"(bytes), "l"(policy)
+               : "memory");
+}
+
 __device__ inline void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until all but the last `pending` groups of this thread have arrived.
 template <int pending>
 __device__ inline void WaitCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
-}
-
-// Warps that wait for each other without the rest of the block.
-__device__ inline void NamedSync(int32_t id, int32_t threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // Four 8x8 matrices; lane i gives the address of row i % 8 of matrix i / 8.
@@ -76,25 +77,6 @@ __device__ inline void MultiplyAdd(float (&d)[4], const uint32_t (&a)[4], uint32
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
-}
-
-// Two elements in one register, `low` first.
-template <typename T>
-__device__ inline uint32_t Pack(float low, float high) {
-  if constexpr (std::is_same_v<T, __half>) {
-    const __half2 both = __floats2half2_rn(low, high);
-    return reinterpret_cast<const uint32_t&>(both);
-  } else {
-    const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
-    return reinterpret_cast<const uint32_t&>(both);
-  }
-}
-
-// 2^x to 2 ulp; 0 below the normal numbers.
-__device__ inline float Exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
 }
 
 }  // namespace dropkv::cuda::sm80

@@ -1,6 +1,7 @@
 // Launch of pass 2 with mma.sync: how many rows a block holds, how many tokens it reads.
 #include <algorithm>
 
+#include "cuda/device_attribute.h"
 #include "cuda/sm80/score.cuh"
 
 namespace dropkv::cuda {
@@ -27,10 +28,8 @@ int32_t SharedBytes(const ScoreParams& params, int32_t resident) {
 }
 
 int32_t Attribute(cudaDeviceAttr attribute) {
-  int device = 0;
   int value = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) return 0;
-  return cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess ? value : 0;
+  return DeviceAttribute(attribute, &value) == cudaSuccess ? value : 0;
 }
 
 // Rows that fit beside the warps' tiles; 0: not even one part.

@@ -68,7 +68,7 @@ class ScoreBlock {
     tokens_ = Length(params_.cache, sequence_, head_);
     first_ = static_cast<int32_t>(blockIdx.x) % blocks * launch.range;
     end_ = min(tokens_, first_ + launch.range);
-    queries_ = SharedOffset(shared);
+    queries_ = SharedAddress(shared);
     outputs_ = queries_ + QueryBytes();
     keys_ = outputs_ + OutputBytes() + Warp() * SlotBytes() * (values ? 1 : 2);
     values_ = keys_ + kWarpTokens * RowBytes(params_.cache.key_dim);

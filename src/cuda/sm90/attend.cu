@@ -15,8 +15,7 @@ cudaError_t LaunchAttendSm90(const AttendParams& params, bool exclude, cudaStrea
   const CacheParams& cache = params.cache;
   CUtensorMap k;
   CUtensorMap v;
-  if (const cudaError_t error = MakeTensorMap(cache, cache.k, cache.key_dim, &k); error != cudaSuccess) return error;
-  if (const cudaError_t error = MakeTensorMap(cache, cache.v, cache.value_dim, &v); error != cudaSuccess) return error;
+  if (const cudaError_t error = MakeTensorMaps(cache, &k, &v); error != cudaSuccess) return error;
   const int64_t split_tile_bytes = int64_t{cache.sequences} * cache.kv_heads * params.partials.splits *
                                    (cache.key_dim + cache.value_dim) * kTileTokens * 2;
   const AttendLaunch launch{params, 1, static_cast<int32_t>(kStaysInL2 / split_tile_bytes)};

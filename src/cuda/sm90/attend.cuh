@@ -5,8 +5,7 @@
 #pragma once
 
 #include "cuda/kernels.h"
-#include "cuda/sm90/tile.cuh"
-#include "cuda/sm90/wgmma.cuh"
+#include "cuda/sm90/values.cuh"
 
 namespace dropkv::cuda {
 
@@ -41,17 +40,6 @@ struct AttendLayout {
   static constexpr int32_t kBytes = kQueryBytes + kSlots * kSlotBytes + sizeof(Tables) + 1024;
   static_assert(kSlots >= 4);
 };
-
-template <typename T>
-__device__ inline uint32_t Pack(float low, float high) {
-  if constexpr (std::is_same_v<T, __half>) {
-    const __half2 both = __floats2half2_rn(low, high);
-    return *reinterpret_cast<const uint32_t*>(&both);
-  } else {
-    const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<const uint32_t*>(&both);
-  }
-}
 
 // kExclude: the pass after the first, for rows whose top token has p > 1/2: the same sums without that token.
 // kValues: outputs too; without, the denominators alone, from the keys.
@@ -251,29 +239,12 @@ class AttendBlock {
 
   __device__ void AddValues(const uint32_t (&p)[16], int32_t slot, int32_t group, int32_t first) {
     unsigned char* values = ring_.tile(slot);
-    if (first + kTileTokens > tokens_) ZeroTail(values, tokens_ - first, group);
-#pragma unroll
-    for (int box = 0; box < kBoxes; ++box) KeepRegisters(out_[box]);
-    WgmmaFence();
-#pragma unroll
-    for (int k = 0; k < 4; ++k)
-#pragma unroll
-      for (int box = 0; box < kBoxes; ++box)
-        WgmmaRegisters<T>::Run(out_[box], p + 4 * k,
-                               TileDescriptor(values + box * kBoxBytes) + k * (16 * kRowBytes / 16));
-    WgmmaCommit();
-    WgmmaWait<0>();
-#pragma unroll
-    for (int box = 0; box < kBoxes; ++box) KeepRegisters(out_[box]);
-  }
-
-  // Memory behind the sequence's end may hold anything, and 0 * NaN is NaN.
-  __device__ void ZeroTail(unsigned char* values, int32_t tokens, int32_t group) {
-    const int32_t threads = kPair ? kConsumers : 128;
-    for (int32_t i = static_cast<int32_t>(threadIdx.x) % threads; i < kBoxes * kBoxBytes / 16; i += threads)
-      if (i * 16 % kBoxBytes / kRowBytes >= tokens) reinterpret_cast<uint4*>(values)[i] = make_uint4(0, 0, 0, 0);
-    FenceProxyAsync();
-    NamedSync(kPair ? kAllGroups : kOneGroup + group, threads);
+    if (first + kTileTokens > tokens_) {
+      const int32_t threads = kPair ? kConsumers : 128;
+      ZeroTail<kBoxes>(values, tokens_ - first, static_cast<int32_t>(threadIdx.x) % threads, threads);
+      NamedSync(kPair ? kAllGroups : kOneGroup + group, threads);
+    }
+    AddProduct<T, kBoxes>(out_, p, values);
   }
 
   __device__ void Finish(int32_t group) {

@@ -27,8 +27,7 @@ cudaError_t LaunchDecodeSm90(const DecodeParams& params, cudaStream_t stream) {
   if (cache.sequences == 0 || cache.kv_heads == 0) return cudaSuccess;
   CUtensorMap k;
   CUtensorMap v;
-  if (const cudaError_t error = MakeTensorMap(cache, cache.k, cache.key_dim, &k); error != cudaSuccess) return error;
-  if (const cudaError_t error = MakeTensorMap(cache, cache.v, cache.value_dim, &v); error != cudaSuccess) return error;
+  if (const cudaError_t error = MakeTensorMaps(cache, &k, &v); error != cudaSuccess) return error;
   const decode::DecodeArgs args = decode::MakeArgs(params);
   const int64_t max_items = decode::MaxItems(params);
   return cache.dtype == DType::kF16 ? sm90::DecodeForType<__half>(args, max_items, k, v, stream)

@@ -8,11 +8,9 @@
 
 #include "cuda/device/launch.cuh"
 #include "cuda/kernels.h"
-#include "cuda/sm80/decode_mma.cuh"
 #include "cuda/sm90/decode_ends.cuh"
 #include "cuda/sm90/decode_items.cuh"
-#include "cuda/sm90/tile.cuh"
-#include "cuda/sm90/wgmma.cuh"
+#include "cuda/sm90/values.cuh"
 
 namespace dropkv::cuda::sm90 {
 
@@ -236,7 +234,7 @@ class DecodeBlock {
         const float low = Exp2(s[4 * n + 2 * h] - base);
         const float high = Exp2(s[4 * n + 2 * h + 1] - base);
         sum += low + high;
-        p[2 * n + h] = decode::Pack<T>(low, high);
+        p[2 * n + h] = Pack<T>(low, high);
       }
       sum_[h] = fmaf(sum_[h], rescale[h], sum);
     }
@@ -249,28 +247,11 @@ class DecodeBlock {
   }
 
   __device__ void AddValues(const uint32_t (&p)[16], unsigned char* values, int32_t tokens) {
-    if (tokens < kTileTokens) ZeroTail(values, tokens);
-#pragma unroll
-    for (int box = 0; box < kBoxes; ++box) KeepRegisters(out_[box]);
-    WgmmaFence();
-#pragma unroll
-    for (int k = 0; k < 4; ++k)
-#pragma unroll
-      for (int box = 0; box < kBoxes; ++box)
-        WgmmaRegisters<T>::Run(out_[box], p + 4 * k,
-                               TileDescriptor(values + box * kBoxBytes) + k * (16 * kRowBytes / 16));
-    WgmmaCommit();
-    WgmmaWait<0>();
-#pragma unroll
-    for (int box = 0; box < kBoxes; ++box) KeepRegisters(out_[box]);
-  }
-
-  // Memory behind a list's end may hold anything, and 0 * NaN is NaN.
-  __device__ void ZeroTail(unsigned char* values, int32_t tokens) const {
-    for (auto i = static_cast<int32_t>(threadIdx.x); i < kBoxes * kBoxBytes / 16; i += kConsumers)
-      if (i * 16 % kBoxBytes / kRowBytes >= tokens) reinterpret_cast<uint4*>(values)[i] = make_uint4(0, 0, 0, 0);
-    FenceProxyAsync();
-    NamedSync(kAllGroups, kConsumers);
+    if (tokens < kTileTokens) {
+      ZeroTail<kBoxes>(values, tokens, static_cast<int32_t>(threadIdx.x), kConsumers);
+      NamedSync(kAllGroups, kConsumers);
+    }
+    AddProduct<T, kBoxes>(out_, p, values);
   }
 
   // The item's sums, to the device's memory; waits for nothing.

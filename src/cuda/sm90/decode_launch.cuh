@@ -41,11 +41,8 @@ cudaError_t LaunchDecode(const decode::DecodeArgs& args, int64_t max_items, cons
   using Layout = DecodeLayout<kBoxes, kHalves>;
   const auto kernel = DecodeKernel<T, kBoxes, kHalves>;
   const DecodeParams& params = args.params;
-  int32_t device = 0;
   int32_t processors = 0;
-  cudaGetDevice(&device);
-  if (const cudaError_t error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-      error != cudaSuccess)
+  if (const cudaError_t error = DeviceAttribute(cudaDevAttrMultiProcessorCount, &processors); error != cudaSuccess)
     return error;
   if (const cudaError_t error =
           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Layout::kBytes);

@@ -1,6 +1,7 @@
 // Launch of pass 2 on Hopper.
 #include <algorithm>
 
+#include "cuda/device_attribute.h"
 #include "cuda/sm90/score.cuh"
 
 namespace dropkv::cuda {
@@ -14,17 +15,9 @@ const char* RefusesScoreSm90(const ScoreParams& params) { return RefusesTensorMa
 cudaError_t LaunchScoreSm90(const ScoreParams& params, cudaStream_t stream) {
   CUtensorMap k;
   CUtensorMap v;
-  if (const cudaError_t error = MakeTensorMap(params.cache, params.cache.k, params.cache.key_dim, &k);
-      error != cudaSuccess)
-    return error;
-  if (const cudaError_t error = MakeTensorMap(params.cache, params.cache.v, params.cache.value_dim, &v);
-      error != cudaSuccess)
-    return error;
-  int32_t device = 0;
+  if (const cudaError_t error = MakeTensorMaps(params.cache, &k, &v); error != cudaSuccess) return error;
   int32_t processors = 0;
-  cudaGetDevice(&device);
-  if (const cudaError_t error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-      error != cudaSuccess)
+  if (const cudaError_t error = DeviceAttribute(cudaDevAttrMultiProcessorCount, &processors); error != cudaSuccess)
     return error;
   const int64_t tiles = int64_t{params.cache.sequences} * params.cache.kv_heads *
                         ((params.cache.max_tokens + kTileTokens - 1) / kTileTokens);
