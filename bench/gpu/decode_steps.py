@@ -60,6 +60,7 @@ class Lists:
         arguments = s, len(self.lengths), max(self.lengths)
         caches = [kept_cache(*arguments, step.k, step.v, self.offsets) for step in self.steps]
         self.space = abi.workspace(library.get("dropkv_cuda_decode_workspace_bytes", caches[0], s.query_heads))
+        library.call("dropkv_cuda_decode_prepare", self.space.data_ptr(), abi.stream())
         self.outs = [torch.full_like(step.q, float("nan")) for step in self.steps]
 
         def call(i: int):

@@ -99,6 +99,7 @@ SIGNATURES = {
     "dropkv_cuda_compact": (c_int32, [c_void_p, POINTER(Cache), POINTER(Outputs), c_void_p, c_void_p]),
     "dropkv_cuda_run": (c_int32, [c_void_p, POINTER(Cache), POINTER(Rows), POINTER(Outputs), c_void_p, c_void_p]),
     "dropkv_cuda_decode_workspace_bytes": (c_size_t, [POINTER(Cache), c_int32]),
+    "dropkv_cuda_decode_prepare": (c_int32, [c_void_p, c_void_p]),
     "dropkv_cuda_decode": (
         c_int32,
         [POINTER(Cache), c_int32, c_void_p, c_void_p, c_float, c_float, c_void_p, c_void_p, c_void_p],

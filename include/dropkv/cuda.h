@@ -149,8 +149,10 @@ struct DecodeInput {
   float soft_cap = 0.0F;
   const float* sinks = nullptr;  // [Hq] or null
 };
-// workspace: DecodeWorkspaceBytes bytes at a multiple of 256, whatever they hold; one call at a time.
+// workspace: DecodeWorkspaceBytes bytes at a multiple of 256, one call at a time. It must have been prepared once, by
+// PrepareDecode or by zeroing all of it, before its first use; every Decode leaves it prepared, for other shapes too.
 DROPKV_API size_t DecodeWorkspaceBytes(const Cache& cache, int32_t query_heads);
+DROPKV_API Status PrepareDecode(void* workspace, Stream stream);
 DROPKV_API Status Decode(const Cache& cache, const DecodeInput& input, void* workspace, Stream stream);
 
 }  // namespace dropkv::cuda

@@ -184,6 +184,10 @@ size_t dropkv_cuda_decode_workspace_bytes(const dropkv_cuda_cache* cache, int32_
   return view.ok() ? cuda::DecodeWorkspaceBytes(*view, query_heads) : 0;
 }
 
+dropkv_status dropkv_cuda_decode_prepare(void* workspace, void* stream) {
+  return Guard([&] { return cuda::PrepareDecode(workspace, static_cast<cuda::Stream>(stream)); });
+}
+
 dropkv_status dropkv_cuda_decode(const dropkv_cuda_cache* cache, int32_t query_heads, const void* q, void* out,
                                  float scale, float soft_cap, const float* sinks, void* workspace, void* stream) {
   return Guard([&]() -> Status {

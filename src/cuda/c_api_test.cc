@@ -134,8 +134,9 @@ TEST_P(CudaCApi, DecodesTheSame) {
   const DeviceArray<uint16_t> q(std::vector<uint16_t>(rows * kept.key_dim, Round(kept.dtype, 0.25F)));
   const DeviceArray<uint16_t> out(rows * kept.value_dim);
   const DeviceArray<uint16_t> c_out(rows * kept.value_dim);
-  const DeviceArray<uint8_t> workspace{std::vector<uint8_t>(bytes)};
+  const DeviceArray<uint8_t> workspace{std::vector<uint8_t>(bytes, 0xFF)};
   Check(cudaDeviceSynchronize(), "upload");
+  ASSERT_EQ(dropkv_cuda_decode_prepare(workspace.get(), run_->stream()), DROPKV_OK) << dropkv_last_error();
   ASSERT_TRUE(Decode(kept, {q.get(), out.get(), heads, 0.125F, 20.0F, nullptr}, workspace.get(), run_->stream()).ok());
   ASSERT_EQ(
       dropkv_cuda_decode(&c_kept, heads, q.get(), c_out.get(), 0.125F, 20.0F, nullptr, workspace.get(), run_->stream()),
@@ -145,6 +146,7 @@ TEST_P(CudaCApi, DecodesTheSame) {
   ExpectMessage(
       dropkv_cuda_decode(&c_kept, heads, nullptr, c_out.get(), 0.125F, 0.0F, nullptr, workspace.get(), run_->stream()),
       DROPKV_INVALID_ARGUMENT, "input.q");
+  ExpectMessage(dropkv_cuda_decode_prepare(nullptr, run_->stream()), DROPKV_INVALID_ARGUMENT, "workspace");
 }
 
 TEST_P(CudaCApi, TellsWhatIsWrong) {

@@ -23,12 +23,23 @@ DecodeParams ToDecode(const Cache& cache, const DecodeInput& input, void* worksp
   return params;
 }
 
+Status CheckWorkspace(const void* workspace) {
+  if (workspace == nullptr) return InvalidArgument("workspace: expected a device pointer, got null");
+  if (reinterpret_cast<uintptr_t>(workspace) % 256 == 0) return Status::Ok();
+  return InvalidArgument("workspace: expected an address that is a multiple of 256");
+}
+
 }  // namespace
 
 size_t DecodeWorkspaceBytes(const Cache& cache, int32_t query_heads) {
   DecodeInput input;
   input.query_heads = query_heads;
   return DecodeWorkspaceBytes(ToDecode(cache, input, nullptr));
+}
+
+Status PrepareDecode(void* workspace, Stream stream) {
+  DROPKV_RETURN_IF_ERROR(CheckWorkspace(workspace));
+  return FromCuda(cudaMemsetAsync(workspace, 0, kDecodeCounterBytes, stream), "workspace");
 }
 
 Status Decode(const Cache& cache, const DecodeInput& input, void* workspace, Stream stream) {
@@ -40,16 +51,12 @@ Status Decode(const Cache& cache, const DecodeInput& input, void* workspace, Str
     return InvalidArgument("input.scale: expected more than 0, got " + std::to_string(input.scale));
   if (!(input.soft_cap >= 0.0F))
     return InvalidArgument("input.soft_cap: expected 0 or more, got " + std::to_string(input.soft_cap));
-  if (reinterpret_cast<uintptr_t>(workspace) % 256 != 0)
-    return InvalidArgument("workspace: expected an address that is a multiple of 256");
+  DROPKV_RETURN_IF_ERROR(CheckWorkspace(workspace));
   const DecodeParams params = ToDecode(cache, input, workspace);
   int capability = 0;
   DROPKV_RETURN_IF_ERROR(FromCuda(ComputeCapability(&capability), "compute capability"));
   const bool sm90 = capability == 90 && RefusesDecodeSm90(params) == nullptr;
   const bool sm80 = !sm90 && SupportsDecodeSm80(params);
-  if ((sm90 || sm80) && workspace == nullptr) return InvalidArgument("workspace: expected a device pointer, got null");
-  if (sm90 || sm80)
-    DROPKV_RETURN_IF_ERROR(FromCuda(cudaMemsetAsync(workspace, 0, DecodeCounterBytes(params), stream), "workspace"));
   if (sm90) return FromCuda(LaunchDecodeSm90(params, stream), "decode");
   return FromCuda(sm80 ? LaunchDecodeSm80(params, stream) : LaunchDecodeAny(params, stream), "decode");
 }

@@ -51,10 +51,9 @@ cudaError_t LaunchScoreSm90(const ScoreParams& params, cudaStream_t stream);
 // Of LaunchDecodeSm80 and LaunchDecodeSm90. Zero before its first use; every launch leaves its counters at zero, so
 // that later launches, of other shapes too, take it as it is. One launch at a time.
 size_t DecodeWorkspaceBytes(const DecodeParams& params);
-// Its part that must be zero: the first bytes.
-inline size_t DecodeCounterBytes(const DecodeParams& params) {
-  return 256 + static_cast<size_t>(params.cache.sequences) * params.cache.kv_heads * sizeof(int32_t);
-}
+// Its part that must be zero: the first bytes; a counter for each of the lists that the kernels take at most.
+inline constexpr int32_t kMaxDecodeLists = 16384;
+inline constexpr size_t kDecodeCounterBytes = 256 + size_t{kMaxDecodeLists} * sizeof(int32_t);
 bool SupportsDecodeSm80(const DecodeParams& params);
 cudaError_t LaunchDecodeSm80(const DecodeParams& params, cudaStream_t stream);
 const char* RefusesDecodeSm90(const DecodeParams& params);

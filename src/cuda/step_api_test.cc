@@ -228,8 +228,10 @@ TEST_P(CudaDecodeOfKept, MatchesReference) {
     const DecodeInput input{q.get(), out.get(), run.rows.query_heads, run.rows.scale, 0.0F, nullptr};
     const Cache kept = KeptCache(run.plan, run.outputs(Placement::kOutOfPlace));
     const DeviceArray<uint8_t> workspace(std::vector<uint8_t>(
-        std::max(DecodeWorkspaceBytes(kept, input.query_heads), DecodeWorkspaceBytes(run.cache, input.query_heads))));
+        std::max(DecodeWorkspaceBytes(kept, input.query_heads), DecodeWorkspaceBytes(run.cache, input.query_heads)),
+        0xFF));
     Check(cudaDeviceSynchronize(), "upload");
+    ASSERT_TRUE(PrepareDecode(workspace.get(), run.stream()).ok());
     const auto decode = [&](const Cache& cache) {
       const Status status = Decode(cache, input, workspace.get(), run.stream());
       EXPECT_TRUE(status.ok()) << status.message();

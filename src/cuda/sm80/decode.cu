@@ -217,8 +217,8 @@ bool RowsAligned(const Tensor& tensor) {
 }  // namespace decode
 
 size_t DecodeWorkspaceBytes(const DecodeParams& params) {
-  const int64_t floats = decode::MaxItems(params) * params.group * (params.cache.value_dim + 2);
-  return decode::kCounterBytes + static_cast<size_t>(floats) * sizeof(float);
+  const int64_t floats = decode::MaxPartials(params) * params.group * (params.cache.value_dim + 2);
+  return kDecodeCounterBytes + static_cast<size_t>(floats) * sizeof(float);
 }
 
 bool SupportsDecodeSm80(const DecodeParams& params) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "cuda/any/decode_row.cuh"
+#include "cuda/kernels.h"
 
 namespace dropkv::cuda::decode {
 
@@ -12,7 +13,7 @@ inline constexpr int32_t kWarps = kThreads / 32;
 inline constexpr int32_t kTileTokens = 16;                    // of a warp's step
 inline constexpr int32_t kStepTokens = kTileTokens * kWarps;  // of a block's
 inline constexpr int32_t kMaxRows = 16;                       // query heads of a KV head: M of the product
-inline constexpr int32_t kMaxLists = 16384;                   // counters in the workspace
+inline constexpr int32_t kMaxLists = kMaxDecodeLists;         // counters in the workspace
 
 // Tokens of a split. Short lists are cut finely, so that a few of them still occupy the device; longer ones coarsely,
 // so that the merge of their partial sums stays small.
@@ -59,7 +60,20 @@ inline int64_t MaxItems(const DecodeParams& params) {
   return int64_t{params.cache.sequences} * params.cache.kv_heads * MaxSplitCount(params.cache.max_tokens);
 }
 
-inline constexpr size_t kCounterBytes = 256 + size_t{kMaxLists} * sizeof(int32_t);
+// The kernel of sm_90 cuts the tiles of all lists evenly instead: this many tiles of 64 tokens a block at least, and
+// two partial sums a block at most.
+inline constexpr int32_t kShareTokens = 64;
+inline constexpr int32_t kLeastTiles = 2;
+inline constexpr int64_t kMostBlocks = 512;
+
+inline int64_t MaxBlocks(const DecodeParams& params) {
+  const int64_t tiles = std::max(1, DivideUp(params.cache.max_tokens, kShareTokens));
+  const int64_t blocks = (params.cache.sequences * tiles * params.cache.kv_heads + kLeastTiles - 1) / kLeastTiles;
+  return std::clamp<int64_t>(blocks, 1, kMostBlocks);
+}
+
+// Partial sums of either kernel.
+inline int64_t MaxPartials(const DecodeParams& params) { return std::max(MaxItems(params), 2 * MaxBlocks(params)); }
 
 // With the workspace divided.
 inline DecodeArgs MakeArgs(const DecodeParams& params) {
@@ -71,8 +85,8 @@ inline DecodeArgs MakeArgs(const DecodeParams& params) {
   args.cap2 = params.soft_cap * kLog2E;
   args.tickets = reinterpret_cast<int32_t*>(memory);
   args.arrived = reinterpret_cast<int32_t*>(memory + 256);
-  args.sums = reinterpret_cast<float*>(memory + kCounterBytes);
-  args.states = reinterpret_cast<float2*>(args.sums + MaxItems(params) * params.group * params.cache.value_dim);
+  args.sums = reinterpret_cast<float*>(memory + kDecodeCounterBytes);
+  args.states = reinterpret_cast<float2*>(args.sums + MaxPartials(params) * params.group * params.cache.value_dim);
   return args;
 }
 

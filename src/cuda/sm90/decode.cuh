@@ -1,38 +1,26 @@
 // Decode attention on Hopper: the query heads of a KV head are rows of m64n64k16 products, so that keys and values are
 // read once. A token costs g (d + dv) multiply-adds for 2 (d + dv) bytes: memory bounds it, and what the products waste
-// on 64 - g rows is never waited for. Blocks stay resident, and take items (splits of a list, sm80/decode_plan.cuh)
-// from a counter. One warp of a block feeds the ring, from item to item without a pause; four warps compute, and the
-// first of them holds all rows that count; three see to what follows an item's last tile (decode_ends.cuh). All four
-// that compute wait for every tile, in order.
+// on 64 - g rows is never waited for. Blocks stay resident, and share the tiles of all lists evenly (decode_share.cuh).
+// One warp of a block feeds the ring, from piece to piece without a pause; four warps compute, and the first of them
+// holds all rows that count. All four wait for every tile, in order. Nothing waits for the device's memory before the
+// block's end, where lists that several blocks share are completed (decode_merge.cuh).
 #pragma once
 
 #include "cuda/device/launch.cuh"
 #include "cuda/kernels.h"
-#include "cuda/sm90/decode_ends.cuh"
-#include "cuda/sm90/decode_items.cuh"
+#include "cuda/sm90/decode_merge.cuh"
 #include "cuda/sm90/values.cuh"
 
 namespace dropkv::cuda::sm90 {
 
-// Warps: four that compute, one that feeds, those of the ends.
-inline constexpr int32_t kFirstEndWarp = kConsumers / 32 + 1;
-inline constexpr int32_t kDecodeThreads = kConsumers + 32 + kEndThreads;
-inline constexpr int32_t kItemSlots = 3;  // items between the warp that feeds and those that compute
+inline constexpr int32_t kDecodeThreads = kConsumers + 32;
+inline constexpr int32_t kPieceSlots = 3;  // pieces between the warp that feeds and those that compute
 
 // Blocks on a multiprocessor: where the registers allow it, one computes while the other waits.
 template <int kBoxes>
 inline constexpr int32_t kBlocksPerProcessor = kBoxes <= 2 ? 2 : 1;
 
-// Of a thread, where two blocks share a multiprocessor's and 128 for all would be too few to compute with.
-// The warps of the ends hold the sums of many splits.
-template <int kHalves>
-inline constexpr int32_t kConsumerRegisters = kHalves == 1 ? 144 : 160;
-template <int kHalves>
-inline constexpr int32_t kOtherRegisters = 256 - kConsumerRegisters<kHalves>;
-template <int kHalves>
-inline constexpr int32_t kMergeBatch = kHalves == 1 ? 28 : 20;
-
-// Shared memory of a block, from a 1024-byte boundary: queries of every item slot, ring, tables. The products take 64
+// Shared memory of a block, from a 1024-byte boundary: queries of every piece slot, ring, tables. The products take 64
 // rows of queries; those behind kRows are whatever lies there, and nothing is made of them.
 template <int kBoxes, int kHalves>
 struct DecodeLayout {
@@ -44,14 +32,14 @@ struct DecodeLayout {
   struct Tables {
     uint64_t full[kMaxSlots];
     uint64_t empty[kMaxSlots];
-    uint64_t item_full[kItemSlots];
-    uint64_t item_empty[kItemSlots];
-    decode::Item items[kItemSlots];
-    EndTables ends;
+    uint64_t piece_full[kPieceSlots];
+    uint64_t piece_empty[kPieceSlots];
+    Piece pieces[kPieceSlots];
+    MergeTables merge;
   };
   // 228 KB of a multiprocessor; 1 KB of every block is the system's, 1 KB the way to the boundary.
   static constexpr int32_t kLimit = 228 * 1024 / kBlocksPerProcessor<kBoxes> / 1024 * 1024 - 2048;
-  static constexpr int32_t kRing = kItemSlots * kQueryBytes;  // where it begins
+  static constexpr int32_t kRing = kPieceSlots * kQueryBytes;  // where it begins
   static constexpr int32_t kFit = (kLimit - kRing - static_cast<int32_t>(sizeof(Tables))) / kSlotBytes;
   static constexpr int32_t kSlots = kFit > kMaxSlots ? kMaxSlots : kFit;
   static constexpr int32_t kTables = kRing + kSlots * kSlotBytes;
@@ -69,7 +57,7 @@ class DecodeBlock {
         queries_(shared),
         tables_(reinterpret_cast<typename Layout::Tables*>(shared + Layout::kTables)),
         ring_{shared + Layout::kRing, tables_->full, tables_->empty, Layout::kSlots, Layout::kSlotBytes},
-        ends_(args, tables_->ends) {}
+        merge_(args, tables_->merge) {}
 
   // By one thread, before anything of the device's memory is read.
   __device__ void Start() {
@@ -77,87 +65,68 @@ class DecodeBlock {
       BarrierInit(tables_->full + i, 1);
       BarrierInit(tables_->empty + i, kConsumers / 32);
     }
-    for (int32_t i = 0; i < kItemSlots; ++i) {
-      BarrierInit(tables_->item_full + i, 1);
-      BarrierInit(tables_->item_empty + i, kConsumers / 32);
+    for (int32_t i = 0; i < kPieceSlots; ++i) {
+      BarrierInit(tables_->piece_full + i, 1);
+      BarrierInit(tables_->piece_empty + i, kConsumers);
     }
-    ends_.Start();
+    merge_.Start();
     FenceBarrierInit();
   }
 
-  // By a whole warp. Two items come from the block's place, the others from the counter: the answer to a question of
-  // this item's time is needed when the next one has been fetched.
+  // By a whole warp.
   __device__ void Produce(const CUtensorMap* q, const CUtensorMap* k, const CUtensorMap* v) const {
     const bool leads = threadIdx.x % 32 == 0;
-    const auto blocks = static_cast<int32_t>(gridDim.x);
-    ItemWalk walk(args_.params.cache, args_.lists);
+    ShareWalk walk(args_.params.cache, args_.lists);
     int32_t count = 0;
     int32_t tile = 0;
-    int32_t next_id = static_cast<int32_t>(blockIdx.x) + blocks;
-    decode::Item item = walk.Seek(static_cast<int32_t>(blockIdx.x));
-    for (; item.id >= 0; ++count) {
-      int32_t ticket = 0;
-      if (leads) {
-        ticket = atomicAdd(args_.tickets, 1);
-        FetchItem(item, count, &tile, q, k, v);
-      }
+    Piece piece = walk.Next();
+    for (; piece.list >= 0; piece = walk.Next(), ++count) {
+      if (leads) FetchPiece(piece, count, &tile, q, k, v);
       __syncwarp();
-      item = walk.Seek(next_id);
-      next_id = 2 * blocks + __shfl_sync(kAllLanes, ticket, 0);
     }
     if (!leads) return;
-    Publish(item, count);
-    BarrierArrive(tables_->item_full + count % kItemSlots);
-    __threadfence();  // behind all questions to the counter
-    if (atomicAdd(args_.tickets + 1, 1) != blocks - 1) return;
-    args_.tickets[0] = 0;
-    args_.tickets[1] = 0;
+    Publish(piece, count);
+    BarrierArrive(tables_->piece_full + count % kPieceSlots);
   }
 
   __device__ void Consume() {
     const int32_t warp = __shfl_sync(kAllLanes, static_cast<int32_t>(threadIdx.x) / 32, 0);  // known to be uniform
     int32_t tile = 0;
-    int32_t count = 0;
-    for (;; ++count) {
-      const int32_t slot = count % kItemSlots;
-      BarrierWait(tables_->item_full + slot, count / kItemSlots & 1);
-      const decode::Item item = tables_->items[slot];
-      if (item.id < 0) break;
+    for (int32_t count = 0;; ++count) {
+      const int32_t slot = count % kPieceSlots;
+      BarrierWait(tables_->piece_full + slot, count / kPieceSlots & 1);
+      const Piece piece = tables_->pieces[slot];
+      if (piece.list < 0) break;
       Reset();
-      for (int32_t token = item.begin; token < item.end; token += kTileTokens)
-        Attend(queries_ + slot * Layout::kQueryBytes, tile++, item.end - token, warp);
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) BarrierArrive(tables_->item_empty + slot);
-      if (warp != 0) continue;
-      StorePartial(item);
-      ends_.Leave(item, count);
+      for (int32_t token = piece.begin; token < piece.end; token += kTileTokens)
+        Attend(queries_ + slot * Layout::kQueryBytes, tile++, piece.end - token, warp);
+      BarrierArrive(tables_->piece_empty + slot);
+      if (warp == 0) Store(piece);
     }
-    ends_.Finish(count);
+    merge_.Finish();
   }
-
-  __device__ void End() { ends_.Run(static_cast<int32_t>(threadIdx.x) / 32 - kFirstEndWarp); }
 
  private:
-  // Waits for a free place, and writes the item there.
-  __device__ void Publish(const decode::Item& item, int32_t count) const {
-    const int32_t slot = count % kItemSlots;
-    BarrierWait(tables_->item_empty + slot, (count / kItemSlots & 1) ^ 1);
-    tables_->items[slot] = item;
+  // Waits for a free place, and writes the piece there.
+  __device__ void Publish(const Piece& piece, int32_t count) const {
+    const int32_t slot = count % kPieceSlots;
+    BarrierWait(tables_->piece_empty + slot, (count / kPieceSlots & 1) ^ 1);
+    tables_->pieces[slot] = piece;
   }
 
-  // The item, its queries and all its tiles, by one thread.
-  __device__ void FetchItem(const decode::Item& item, int32_t count, int32_t* tile, const CUtensorMap* q,
-                            const CUtensorMap* k, const CUtensorMap* v) const {
+  // The piece, its queries and all its tiles, by one thread.
+  __device__ void FetchPiece(const Piece& piece, int32_t count, int32_t* tile, const CUtensorMap* q,
+                             const CUtensorMap* k, const CUtensorMap* v) const {
     const uint64_t policy = EvictFirst();
     const CacheParams& cache = args_.params.cache;
-    const int32_t slot = count % kItemSlots;
-    const int32_t sequence = item.list / cache.kv_heads;
-    const int32_t head = item.list % cache.kv_heads;
-    Publish(item, count);
-    BarrierExpect(tables_->item_full + slot, Layout::kQueryBytes);
-    FetchRows<kBoxes, Layout::kRows>(queries_ + slot * Layout::kQueryBytes, q, tables_->item_full + slot, policy,
-                                     item.list, 0);
-    for (int32_t token = item.begin; token < item.end; token += kTileTokens) {
+    const int32_t slot = count % kPieceSlots;
+    const int32_t sequence = piece.list / cache.kv_heads;
+    const int32_t head = piece.list % cache.kv_heads;
+    Publish(piece, count);
+    BarrierExpect(tables_->piece_full + slot, Layout::kQueryBytes);
+    FetchRows<kBoxes, Layout::kRows>(queries_ + slot * Layout::kQueryBytes, q, tables_->piece_full + slot, policy,
+                                     piece.list, 0);
+    for (int32_t token = piece.begin; token < piece.end; token += kTileTokens) {
       FetchTile(ring_, (*tile)++, cache, k, kBoxes, policy, sequence, head, token / kTileTokens);
       FetchTile(ring_, (*tile)++, cache, v, kBoxes, policy, sequence, head, token / kTileTokens);
     }
@@ -254,10 +223,10 @@ class DecodeBlock {
     AddProduct<T, kBoxes>(out_, p, values);
   }
 
-  // The item's sums, to the device's memory; waits for nothing.
-  __device__ void StorePartial(const decode::Item& item) {
+  // The first warp's: a whole list to the output, part of one to the device's memory; waits for nothing.
+  __device__ void Store(const Piece& piece) {
     const auto lane = static_cast<int32_t>(threadIdx.x);
-    const int32_t dim = args_.params.cache.value_dim;
+    uint32_t bad_rows = 0;
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
       float sum = sum_[h];
@@ -265,25 +234,71 @@ class DecodeBlock {
       sum += __shfl_xor_sync(kAllLanes, sum, 2);
       const int32_t row = lane / 4 + 8 * h;
       if (row >= args_.params.group) continue;
-      const int64_t at = static_cast<int64_t>(item.id) * args_.params.group + row;
-      if (lane % 4 == 0) args_.states[at] = {max_[h], sum};
-      float* sums = args_.sums + at * dim;
-#pragma unroll
-      for (int box = 0; box < kBoxes; ++box)
-#pragma unroll
-        for (int n = 0; n < 8; ++n) {
-          const int32_t column = box * kBoxDims + n * 8 + lane % 4 * 2;
-          if (column >= dim) continue;
-          *reinterpret_cast<float2*>(sums + column) = {out_[box][4 * n + 2 * h], out_[box][4 * n + 2 * h + 1]};
-        }
+      if (piece.pieces > 1) {
+        StorePart(piece, h, row, sum);
+      } else if (!StoreRow(piece, h, row, sum)) {
+        bad_rows |= 1U << row;
+      }
     }
+    if (piece.pieces > 1) {
+      if (lane == 0) merge_.Share(piece);
+      return;
+    }
+    bad_rows = __reduce_or_sync(kAllLanes, bad_rows);
+    if (bad_rows != 0 && lane == 0) merge_.NoteBad(piece.list, bad_rows);
+  }
+
+  __device__ void StorePart(const Piece& piece, int h, int32_t row, float sum) const {
+    const int32_t dim = args_.params.cache.value_dim;
+    const int64_t at = static_cast<int64_t>(piece.slot()) * args_.params.group + row;
+    if (threadIdx.x % 4 == 0) args_.states[at] = {max_[h], sum};
+    ForEachTwo(h, [&](int32_t column, const float2& two) {
+      if (column < dim) *reinterpret_cast<float2*>(args_.sums + at * dim + column) = two;
+    });
+  }
+
+  // False where the row is not finite. Short code: a block's first list meets it cold, a miss of the instruction cache
+  // every few instructions.
+  __device__ bool StoreRow(const Piece& piece, int h, int32_t row, float sum) const {
+    const DecodeParams& params = args_.params;
+    const int32_t dim = params.cache.value_dim;
+    const float normaliser = sum == 0.0F ? 0.0F : RowNormaliser(params, piece.list, row, max_[h], sum);
+    const int64_t first = (static_cast<int64_t>(piece.list) * params.group + row) * dim;
+    if (params.out != nullptr) {
+      T* to = static_cast<T*>(params.out) + first;
+      ForEachTwo(h, [&](int32_t column, const float2& two) {
+        if (column < dim) *reinterpret_cast<uint32_t*>(to + column) = Pack<T>(two.x * normaliser, two.y * normaliser);
+      });
+    }
+    if (params.out32 != nullptr) {
+      float* to = params.out32 + first;
+      ForEachTwo(h, [&](int32_t column, const float2& two) {
+        if (column < dim) *reinterpret_cast<float2*>(to + column) = {two.x * normaliser, two.y * normaliser};
+      });
+    }
+    float check = 0.0F;
+    ForEachTwo(h, [&](int32_t column, const float2& two) {
+      if (column < dim) check = NotFinite(two.y * normaliser, NotFinite(two.x * normaliser, check));
+    });
+    return check == 0.0F;
+  }
+
+  // f(column, two columns) for the lane's columns of one half's row.
+  template <typename F>
+  __device__ void ForEachTwo(int h, F&& f) const {
+#pragma unroll
+    for (int box = 0; box < kBoxes; ++box)
+#pragma unroll
+      for (int n = 0; n < 8; ++n)
+        f(box * kBoxDims + n * 8 + static_cast<int32_t>(threadIdx.x) % 4 * 2,
+          float2{out_[box][4 * n + 2 * h], out_[box][4 * n + 2 * h + 1]});
   }
 
   const decode::DecodeArgs& args_;
   unsigned char* queries_;
   typename Layout::Tables* tables_;
   Ring ring_;
-  ItemEnds<T, kMergeBatch<kHalves>> ends_;
+  BlockMerge<T> merge_;
   float out_[kBoxes][32];
   float max_[kHalves];
   float sum_[kHalves];  // of this lane's tokens

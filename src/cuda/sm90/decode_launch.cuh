@@ -23,20 +23,14 @@ __global__ void __launch_bounds__(kDecodeThreads, kBlocksPerProcessor<kBoxes>)
   ChainStart();
   __syncthreads();
   if (threadIdx.x >= kConsumers) {
-    if constexpr (kBoxes <= 2) GiveRegisters<kOtherRegisters<kHalves>>();
-    if (threadIdx.x >= kFirstEndWarp * 32) {
-      block.End();
-    } else {
-      block.Produce(&q, &k, &v);
-    }
+    block.Produce(&q, &k, &v);
   } else {
-    if constexpr (kBoxes <= 2) TakeRegisters<kConsumerRegisters<kHalves>>();
     block.Consume();
   }
 }
 
 template <typename T, int kBoxes, int kHalves>
-cudaError_t LaunchDecode(const decode::DecodeArgs& args, int64_t max_items, const CUtensorMap& k, const CUtensorMap& v,
+cudaError_t LaunchDecode(const decode::DecodeArgs& args, int64_t max_blocks, const CUtensorMap& k, const CUtensorMap& v,
                          cudaStream_t stream) {
   using Layout = DecodeLayout<kBoxes, kHalves>;
   const auto kernel = DecodeKernel<T, kBoxes, kHalves>;
@@ -57,25 +51,25 @@ cudaError_t LaunchDecode(const decode::DecodeArgs& args, int64_t max_items, cons
           MakeRowMap(params.cache.dtype, params.q, params.cache.key_dim, params.group, args.lists, Layout::kRows, &q);
       error != cudaSuccess)
     return error;
-  const int64_t blocks = std::clamp<int64_t>(max_items, 1, int64_t{processors} * kBlocksPerProcessor<kBoxes>);
+  const int64_t blocks = std::clamp<int64_t>(max_blocks, 1, int64_t{processors} * kBlocksPerProcessor<kBoxes>);
   return LaunchChained(kernel, dim3(static_cast<unsigned>(blocks)), kDecodeThreads, Layout::kBytes, stream, args, q, k,
                        v);
 }
 
 template <typename T, int kBoxes>
-cudaError_t DecodeForBoxes(const decode::DecodeArgs& args, int64_t max_items, const CUtensorMap& k,
+cudaError_t DecodeForBoxes(const decode::DecodeArgs& args, int64_t max_blocks, const CUtensorMap& k,
                            const CUtensorMap& v, cudaStream_t stream) {
-  return args.params.group <= 8 ? LaunchDecode<T, kBoxes, 1>(args, max_items, k, v, stream)
-                                : LaunchDecode<T, kBoxes, 2>(args, max_items, k, v, stream);
+  return args.params.group <= 8 ? LaunchDecode<T, kBoxes, 1>(args, max_blocks, k, v, stream)
+                                : LaunchDecode<T, kBoxes, 2>(args, max_blocks, k, v, stream);
 }
 
 template <typename T>
-cudaError_t DecodeForType(const decode::DecodeArgs& args, int64_t max_items, const CUtensorMap& k, const CUtensorMap& v,
-                          cudaStream_t stream) {
+cudaError_t DecodeForType(const decode::DecodeArgs& args, int64_t max_blocks, const CUtensorMap& k,
+                          const CUtensorMap& v, cudaStream_t stream) {
   const int32_t dim = std::max(args.params.cache.key_dim, args.params.cache.value_dim);
-  if (dim <= 64) return DecodeForBoxes<T, 1>(args, max_items, k, v, stream);
-  if (dim <= 128) return DecodeForBoxes<T, 2>(args, max_items, k, v, stream);
-  return DecodeForBoxes<T, 4>(args, max_items, k, v, stream);
+  if (dim <= 64) return DecodeForBoxes<T, 1>(args, max_blocks, k, v, stream);
+  if (dim <= 128) return DecodeForBoxes<T, 2>(args, max_blocks, k, v, stream);
+  return DecodeForBoxes<T, 4>(args, max_blocks, k, v, stream);
 }
 
 }  // namespace dropkv::cuda::sm90
