@@ -100,8 +100,8 @@ DROPKV_API dropkv_status dropkv_cuda_run(dropkv_cuda_plan* plan, const dropkv_cu
                                          const dropkv_cuda_rows* rows, const dropkv_cuda_outputs* outputs,
                                          void* workspace, void* stream);
 
-/* workspace: that many bytes at a multiple of 256, one call at a time. Prepare it once before its first use (zeroing all
-   of it does the same); every decode leaves it prepared, for other shapes too. */
+/* workspace: that many bytes at a multiple of 256, one call at a time. Prepare it once before its first use (zeroing
+   all of it does the same); every decode leaves it prepared, for other shapes too. */
 DROPKV_API size_t dropkv_cuda_decode_workspace_bytes(const dropkv_cuda_cache* cache, int32_t query_heads);
 DROPKV_API dropkv_status dropkv_cuda_decode_prepare(void* workspace, void* stream);
 DROPKV_API dropkv_status dropkv_cuda_decode(const dropkv_cuda_cache* cache, int32_t query_heads, const void* q,
