@@ -135,7 +135,6 @@ TEST_P(CudaCApi, DecodesTheSame) {
   const DeviceArray<uint16_t> out(rows * kept.value_dim);
   const DeviceArray<uint16_t> c_out(rows * kept.value_dim);
   const DeviceArray<uint8_t> workspace{std::vector<uint8_t>(bytes, 0xFF)};
-  Check(cudaDeviceSynchronize(), "upload");
   ASSERT_EQ(dropkv_cuda_decode_prepare(workspace.get(), run_->stream()), DROPKV_OK) << dropkv_last_error();
   ASSERT_TRUE(Decode(kept, {q.get(), out.get(), heads, 0.125F, 20.0F, nullptr}, workspace.get(), run_->stream()).ok());
   ASSERT_EQ(

@@ -17,6 +17,8 @@ inline void Check(cudaError_t error, const char* what) {
   std::abort();
 }
 
+// What the host fills is complete when the call returns, whatever stream reads it next. A copy from pageable memory
+// returns when its source has been read, a fill at once; and a stream that does not block never waits for either.
 template <typename T>
 class DeviceArray {
  public:
@@ -24,6 +26,7 @@ class DeviceArray {
   explicit DeviceArray(size_t count) : count_(count) {
     Check(cudaMalloc(reinterpret_cast<void**>(&data_), count * sizeof(T) + 1), "cudaMalloc");
     Check(cudaMemset(data_, 0xFF, count * sizeof(T)), "cudaMemset");  // NaN, -1: what nothing wrote shows
+    Check(cudaDeviceSynchronize(), "fill");
   }
   explicit DeviceArray(const std::vector<T>& host) : DeviceArray(host.size()) { Upload(host); }
   DeviceArray(DeviceArray&& other) noexcept
@@ -37,6 +40,7 @@ class DeviceArray {
 
   void Upload(const std::vector<T>& host) {
     Check(cudaMemcpy(data_, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice), "upload");
+    Check(cudaDeviceSynchronize(), "upload");
   }
   // Waits for the device.
   std::vector<T> Download() const {

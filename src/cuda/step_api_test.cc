@@ -230,7 +230,6 @@ TEST_P(CudaDecodeOfKept, MatchesReference) {
     const DeviceArray<uint8_t> workspace(std::vector<uint8_t>(
         std::max(DecodeWorkspaceBytes(kept, input.query_heads), DecodeWorkspaceBytes(run.cache, input.query_heads)),
         0xFF));
-    Check(cudaDeviceSynchronize(), "upload");
     ASSERT_TRUE(PrepareDecode(workspace.get(), run.stream()).ok());
     const auto decode = [&](const Cache& cache) {
       const Status status = Decode(cache, input, workspace.get(), run.stream());
