@@ -23,12 +23,6 @@ DecodeParams ToDecode(const Cache& cache, const DecodeInput& input, void* worksp
   return params;
 }
 
-Status CheckWorkspace(const void* workspace) {
-  if (workspace == nullptr) return InvalidArgument("workspace: expected a device pointer, got null");
-  if (reinterpret_cast<uintptr_t>(workspace) % 256 == 0) return Status::Ok();
-  return InvalidArgument("workspace: expected an address that is a multiple of 256");
-}
-
 }  // namespace
 
 size_t DecodeWorkspaceBytes(const Cache& cache, int32_t query_heads) {

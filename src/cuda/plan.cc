@@ -75,6 +75,12 @@ Status CheckCache(const Cache& cache) {
 
 Status CheckQueries(const Cache& cache, int32_t query_heads) { return CheckGroups(cache, query_heads); }
 
+Status CheckWorkspace(const void* workspace) {
+  if (workspace == nullptr) return InvalidArgument("workspace: expected a device pointer, got null");
+  if (reinterpret_cast<uintptr_t>(workspace) % 256 == 0) return Status::Ok();
+  return InvalidArgument("workspace: expected an address that is a multiple of 256");
+}
+
 Status FromCuda(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return Status::Ok();
   return {Code::kInternal, std::string(what) + ": " + cudaGetErrorString(error)};

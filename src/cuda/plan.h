@@ -11,6 +11,7 @@ namespace dropkv::cuda {
 // Sizes, strides and the layout's own fields; the message names the field.
 Status CheckCache(const Cache& cache);
 Status CheckQueries(const Cache& cache, int32_t query_heads);
+Status CheckWorkspace(const void* workspace);
 
 Status FromCuda(cudaError_t error, const char* what);
 

@@ -61,12 +61,6 @@ Status CheckRows(const Plan& plan, const Cache& cache, const Rows& rows) {
   return Unsupported("rows.out_dtype: expected f32 or the cache's, got " + std::string(DTypeName(rows.out_dtype)));
 }
 
-Status CheckWorkspace(const void* workspace) {
-  if (workspace == nullptr) return InvalidArgument("workspace: expected a device pointer, got null");
-  if (reinterpret_cast<uintptr_t>(workspace) % 256 == 0) return Status::Ok();
-  return InvalidArgument("workspace: expected an address that is a multiple of 256");
-}
-
 Status CheckLists(const Plan& plan, const Outputs& outputs) {
   if (outputs.offsets == nullptr) return InvalidArgument("outputs.offsets: expected a device pointer, got null");
   if (outputs.positions == nullptr) return InvalidArgument("outputs.positions: expected a device pointer, got null");

@@ -36,17 +36,6 @@ __device__ inline SelectLimit LimitOfRank(int32_t rank) {
   return rank > 0 ? SelectLimit{0, rank} : SelectLimit{kNonFiniteKey, 0};
 }
 
-template <typename T>
-__device__ inline T WarpInclusiveSum(T value) {
-  const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
-#pragma unroll
-  for (int32_t distance = 1; distance < 32; distance *= 2) {
-    const T other = __shfl_up_sync(kAllLanes, value, distance);
-    if (lane >= distance) value += other;
-  }
-  return value;
-}
-
 enum class Histogram { kShared, kGlobal };  // kGlobal: other CTAs added to it, so that only L2 has the sums
 
 // Bins of one thread, from the largest digit of thread 0 down to 0. A digit with fewer bins leaves threads without.

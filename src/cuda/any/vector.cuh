@@ -39,6 +39,18 @@ __device__ inline bool AllFinite(const float (&x)[kVector]) {
   return finite;
 }
 
+// Sum over this lane and those before it. Every lane of the warp takes part.
+template <typename T>
+__device__ inline T WarpInclusiveSum(T value) {
+  const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
+#pragma unroll
+  for (int32_t distance = 1; distance < 32; distance *= 2) {
+    const T other = __shfl_up_sync(kAllLanes, value, distance);
+    if (lane >= distance) value += other;
+  }
+  return value;
+}
+
 // Sum over `lanes` neighbouring lanes (a power of two), in all of them. Every lane of the warp takes part.
 template <int32_t lanes>
 __device__ inline float LaneSum(float x) {

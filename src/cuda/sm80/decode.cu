@@ -227,7 +227,7 @@ bool SupportsDecodeSm80(const DecodeParams& params) {
   if (cache.key_dim % 8 != 0 || cache.value_dim % 8 != 0) return false;
   if (std::max(cache.key_dim, cache.value_dim) > kMaxHeadDim) return false;
   if (params.group < 1 || params.group > decode::kMaxRows) return false;
-  if (int64_t{cache.sequences} * cache.kv_heads > decode::kMaxLists) return false;
+  if (int64_t{cache.sequences} * cache.kv_heads > kMaxDecodeLists) return false;
   if (cache.blocks != nullptr && cache.block_size % decode::kTileTokens != 0) return false;
   return decode::RowsAligned(cache.k) && decode::RowsAligned(cache.v) && decode::Aligned(params.q, 4) &&
          decode::Aligned(params.workspace, 256);

@@ -13,7 +13,6 @@ inline constexpr int32_t kWarps = kThreads / 32;
 inline constexpr int32_t kTileTokens = 16;                    // of a warp's step
 inline constexpr int32_t kStepTokens = kTileTokens * kWarps;  // of a block's
 inline constexpr int32_t kMaxRows = 16;                       // query heads of a KV head: M of the product
-inline constexpr int32_t kMaxLists = kMaxDecodeLists;         // counters in the workspace
 
 // Tokens of a split. Short lists are cut finely, so that a few of them still occupy the device; longer ones coarsely,
 // so that the merge of their partial sums stays small.
@@ -52,8 +51,8 @@ struct DecodeArgs {
   float cap2;
   int32_t* tickets;  // [2] items handed out, blocks that have finished; 0 between launches
   int32_t* arrived;  // [lists] splits that have finished; 0 between launches
-  float2* states;    // [items, g] max, sum
-  float* sums;       // [items, g, dv]
+  float2* states;    // [MaxPartials(), g] max, sum
+  float* sums;       // [MaxPartials(), g, dv]
 };
 
 inline int64_t MaxItems(const DecodeParams& params) {
@@ -124,12 +123,7 @@ __device__ inline int32_t CountItems(const DecodeArgs& args, Shared& shared) {
     const int32_t list = thread * share + i;
     if (list < args.lists) count += SplitCount(ListLength(args.params.cache, list));
   }
-  int32_t until = count;
-#pragma unroll
-  for (int32_t step = 1; step < 32; step *= 2) {
-    const int32_t left = __shfl_up_sync(kAllLanes, until, step);
-    if (thread % 32 >= step) until += left;
-  }
+  const int32_t until = WarpInclusiveSum(count);
   if (thread % 32 == 31) shared.totals[thread / 32] = until;
   __syncthreads();
   int32_t before = 0;
@@ -156,12 +150,7 @@ __device__ inline Item FindItem(const DecodeArgs& args, const Shared& shared, in
     const int32_t list = owner * share + i + lane;
     const int32_t tokens = i + lane < share && list < args.lists ? ListLength(args.params.cache, list) : -1;
     const int32_t splits = tokens >= 0 ? SplitCount(tokens) : 0;
-    int32_t until = splits;
-#pragma unroll
-    for (int32_t step = 1; step < 32; step *= 2) {
-      const int32_t left = __shfl_up_sync(kAllLanes, until, step);
-      if (lane >= step) until += left;
-    }
+    const int32_t until = WarpInclusiveSum(splits);
     const uint32_t holds = __ballot_sync(kAllLanes, rest < until);
     if (holds == 0) {
       rest -= __shfl_sync(kAllLanes, until, 31);

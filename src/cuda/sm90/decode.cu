@@ -16,7 +16,7 @@ const char* RefusesDecodeSm90(const DecodeParams& params) {
   if (cache.dtype != DType::kF16 && cache.dtype != DType::kBF16)
     return "elements that are neither float16 nor bfloat16";
   if (params.group > decode::kMaxRows) return "more than 16 query heads of a KV head";
-  if (int64_t{cache.sequences} * cache.kv_heads > decode::kMaxLists) return "more than 16384 lists";
+  if (int64_t{cache.sequences} * cache.kv_heads > kMaxDecodeLists) return "more than 16384 lists";
   if (reinterpret_cast<uintptr_t>(params.q) % 16 != 0) return "queries that do not start at a multiple of 16 bytes";
   if (reinterpret_cast<uintptr_t>(params.out) % 4 != 0 || reinterpret_cast<uintptr_t>(params.out32) % 8 != 0)
     return "outputs that do not start at a multiple of two elements";

@@ -262,7 +262,7 @@ class DecodeBlock {
   __device__ bool StoreRow(const Piece& piece, int h, int32_t row, float sum) const {
     const DecodeParams& params = args_.params;
     const int32_t dim = params.cache.value_dim;
-    const float normaliser = sum == 0.0F ? 0.0F : RowNormaliser(params, piece.list, row, max_[h], sum);
+    const float normaliser = RowNormaliser(params, piece.list, row, max_[h], sum);
     const int64_t first = (static_cast<int64_t>(piece.list) * params.group + row) * dim;
     if (params.out != nullptr) {
       T* to = static_cast<T*>(params.out) + first;

@@ -28,20 +28,7 @@ __device__ inline bool CountPart(int32_t* counter, int32_t parts) {
   return true;
 }
 
-__device__ inline float WarpMax(float x) {
-#pragma unroll
-  for (int32_t step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, step));
-  return x;
-}
-
-__device__ inline float WarpSum(float x) {
-#pragma unroll
-  for (int32_t step = 16; step > 0; step /= 2) x += __shfl_xor_sync(kAllLanes, x, step);
-  return x;
-}
-
-// What a complete row's sums become the output by: nothing where there are none, since 0 times a NaN must not become a
-// result, but nor must the absence of tokens.
+// What a complete row's sums become the output by; 0 where there are none.
 __device__ inline float RowNormaliser(const DecodeParams& params, int32_t list, int32_t row, float max, float sum) {
   return decode::Normaliser(max, sum, decode::Sink2(params, list % params.cache.kv_heads * params.group + row));
 }
@@ -132,7 +119,7 @@ class BlockMerge {
       const float keep = Exp2(max - base);
       const float take = Exp2(state.x - base);
       max = largest;
-      sum = sum * keep + WarpSum(state.y * take);
+      sum = sum * keep + LaneSum<32>(state.y * take);
 #pragma unroll
       for (float& x : out) x *= keep;
 #pragma unroll
@@ -151,6 +138,7 @@ class BlockMerge {
     float check = 0.0F;
 #pragma unroll
     for (int32_t i = 0; i < kColumns; ++i) {
+      // 0 times a NaN must not become a result, but nor must the absence of tokens.
       const float x = sum == 0.0F ? 0.0F : out[i] * normaliser;
       decode::StoreOut<T>(args_.params, at + i, x);
       check = NotFinite(x, check);

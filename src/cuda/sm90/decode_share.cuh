@@ -84,12 +84,7 @@ class ShareWalk {
   __device__ void Enter() {
     const int32_t list = window_ + Lane();
     tokens_ = list < lists_ ? decode::ListLength(cache_, list) : -1;
-    until_ = TilesOf(tokens_);
-#pragma unroll
-    for (int32_t step = 1; step < 32; step *= 2) {
-      const int32_t left = __shfl_up_sync(kAllLanes, until_, step);
-      if (Lane() >= step) until_ += left;
-    }
+    until_ = WarpInclusiveSum(TilesOf(tokens_));
     tiles_ = __shfl_sync(kAllLanes, until_, 31);
   }
   __device__ void NextWindow() {
