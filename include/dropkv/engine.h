@@ -94,6 +94,13 @@ class DROPKV_API Engine {
   Result<KeepList> Run(const Plan& plan, std::span<const LayerInput> layers, std::span<std::byte> workspace,
                        const EvictOutput& output, EvictReport* report);
 
+  // The certificate of any keep list, also one that no run made (docs/algorithm.md section 6), over the rows given:
+  // 1 to 128, the same number in every layer. Lists may differ in length over heads and layers; keep.layers() and
+  // keep.kv_heads() are the shape's, positions lie below shape.tokens. layers[i].out and lse: as in Run.
+  // output_error, evicted_mass [layers, Hq] as in EvictOutput; one of them may be null. Allocates its workspace.
+  Status Certify(const EvictShape& shape, std::span<const LayerInput> layers, const KeepList& keep, float* output_error,
+                 float* evicted_mass);
+
   ThreadPool* pool() const;
   std::string_view kernel() const;
 

@@ -3,7 +3,9 @@
 #include <string>
 #include <vector>
 
+#include "cli/policies.h"
 #include "cli/run.h"
+#include "cli/score.h"
 #include "dropkv/version.h"
 
 namespace {
@@ -12,11 +14,23 @@ constexpr const char* kHelp = R"(usage: dropkv <command> [flags]
 KV-cache eviction by the change of the attention output, on any GGUF model through llama.cpp.
 
   run       read a document, keep a small part of its KV cache, answer from it
+  score     score the tensors of one attention layer by any policy: no model needed
+  policies  list the eviction policies
   version   print the version
 
 dropkv <command> --help lists the flags of a command. A first try:
   dropkv run -m model.gguf -f document.txt -p "What is the harbour called?" --budget 10%,5% --compare full
 )";
+
+using Command = dropkv::Status (*)(const std::vector<std::string>& arguments);
+
+struct NamedCommand {
+  const char* name;
+  Command command;
+};
+
+constexpr NamedCommand kCommands[] = {
+    {"run", &dropkv::cli::Run}, {"score", &dropkv::cli::Score}, {"policies", &dropkv::cli::Policies}};
 
 // Exit codes: 0 done, 1 failed, 2 wrong use, 130 stopped by Ctrl-C.
 int ExitCode(const dropkv::Status& status) {
@@ -35,8 +49,9 @@ int ExitCode(const dropkv::Status& status) {
 
 int Main(const std::vector<std::string>& arguments) {
   const std::string command = arguments.empty() ? "" : arguments.front();
-  if (command == "run") {
-    const dropkv::Status status = dropkv::cli::Run({arguments.begin() + 1, arguments.end()});
+  for (const NamedCommand& known : kCommands) {
+    if (command != known.name) continue;
+    const dropkv::Status status = known.command({arguments.begin() + 1, arguments.end()});
     if (!status.ok()) std::fprintf(stderr, "dropkv: %s\n", status.message().c_str());
     return ExitCode(status);
   }
@@ -52,7 +67,8 @@ int Main(const std::vector<std::string>& arguments) {
     std::fputs(kHelp, stderr);
     return 2;
   }
-  std::fprintf(stderr, "dropkv: unknown command '%s'; expected run or version (dropkv --help)\n", command.c_str());
+  std::fprintf(stderr, "dropkv: unknown command '%s'; expected run, score, policies or version (dropkv --help)\n",
+               command.c_str());
   return 2;
 }
 

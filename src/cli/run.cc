@@ -33,14 +33,16 @@ double SecondsSince(Clock::time_point start) { return std::chrono::duration<doub
 
 // One policy at one budget; `full` has one of its own.
 struct Job {
-  Policy policy;
+  baseline::Recipe policy;
   std::string budget;
 };
 
+bool IsFull(const Job& job) { return job.policy.scorer == baseline::Scorer::kFull; }
+
 std::vector<Job> Jobs(const RunOptions& options) {
   std::vector<Job> jobs;
-  for (const Policy& policy : options.policies) {
-    if (policy.signal == Signal::kFull) {
+  for (const baseline::Recipe& policy : options.policies) {
+    if (policy.scorer == baseline::Scorer::kFull) {
       jobs.push_back({policy, "100%"});
       continue;
     }
@@ -108,14 +110,11 @@ Status Runner::Prefill(std::vector<Token> tokens) {
   options.flash_attention = options_.flash_attention;
   options.kv_type = options_.kv_type;
   options.window = 0;
-  for (const Job& job : jobs_)
-    if (job.policy.signal != Signal::kFull) options.window = std::max(options.window, job.policy.window);
-  const bool full =
-      std::any_of(jobs_.begin(), jobs_.end(), [](const Job& j) { return j.policy.signal == Signal::kFull; });
-  options.reserve = full ? reserve_ : 0;
+  options.recipes = options_.policies;
+  options.reserve = std::any_of(jobs_.begin(), jobs_.end(), IsFull) ? reserve_ : 0;
   options.pool = engine_.pool();
   options.cancel = &StopFlag();
-  if (options.window > 0) {
+  if (!std::all_of(jobs_.begin(), jobs_.end(), IsFull)) {
     const Result<llama::SelfTest> test = llama::RunSelfTest(model_, tokens, options);
     if (!test.ok()) return test.status();
     summary_.self_test_worst = test->worst;
@@ -132,24 +131,33 @@ Status Runner::Prefill(std::vector<Token> tokens) {
   summary_.prompt_tokens = prefilled_.size();
   summary_.hidden = options_.hidden;
   summary_.prefill_s = prefilled_.seconds;
+  summary_.statistics_s = prefilled_.statistics_seconds;
   return Status::Ok();
 }
 
-// Said before the prefill, not after it. Heads that share a budget differ unless it leaves them nothing to choose.
+// Said before the prefill, not after it. Heads and layers that share a budget differ unless it leaves them nothing to
+// choose. kvpress's pyramid is one at large budgets only, so its lists tell.
 Status Runner::CheckDecodeWay(int32_t prompt_tokens) const {
-  if (options_.decode != DecodeWay::kNative || model_.kv_heads() == 1) return Status::Ok();
+  using baseline::LayerRule;
+  if (options_.decode != DecodeWay::kNative) return Status::Ok();
   for (const Job& job : jobs_) {
-    const Policy& policy = job.policy;
-    if (policy.signal == Signal::kFull || policy.heads == HeadRule::kUniform) continue;
+    const baseline::Recipe& policy = job.policy;
+    const bool heads = model_.kv_heads() > 1 && (policy.flat_heads || policy.policy.heads != HeadRule::kUniform);
+    const bool layers = policy.layers != LayerRule::kSame && policy.layers != LayerRule::kPyramid;
+    if (IsFull(job) || !(heads || layers)) continue;
     const Result<Budget> budget = ParseBudget(job.budget);
     if (!budget.ok()) return budget.status();
-    const Result<KeepCount> count = ResolveBudget(*budget, policy, prompt_tokens);
+    const int32_t smallest = llama::ProtectedTokens(policy);
+    const Result<KeepCount> count = llama::ResolveBudget(*budget, policy, smallest, prompt_tokens);
     if (!count.ok()) return count.status();
-    if (count->keep >= prompt_tokens || count->keep <= policy.window + policy.sink) continue;
+    if (count->keep >= prompt_tokens || count->keep <= smallest) continue;
+    const std::string rule = policy.flat_heads ? "flat" : std::string(HeadRuleName(policy.policy.heads));
+    const std::string what =
+        layers ? "the model's budget among its layers" : fmt::format("a layer's budget among them ({})", rule);
     return InvalidArgument(fmt::format(
-        "--decode native: expected heads that all keep the same number of tokens, but {} shares a layer's budget among "
-        "them ({}); use --heads uniform or --decode ragged",
-        policy.name, HeadRuleName(policy.heads)));
+        "--decode native: expected heads that all keep the same number of tokens, but {} shares {}; use {}--decode "
+        "ragged",
+        policy.name(), what, layers || policy.flat_heads ? "" : "--heads uniform or "));
   }
   return Status::Ok();
 }
@@ -192,6 +200,8 @@ Result<std::unique_ptr<llama::Decoder>> Runner::Compacted(const Job& job, bool l
   record->score_s = evicted->score_seconds;
   record->output_error = evicted->output_error;
   record->evicted_mass = evicted->evicted_mass;
+  record->certificate_rows = evicted->certificate_rows;
+  record->warnings = evicted->warnings;
   const KeepList& keep = evicted->keep;
   if (!prefilled_.layers.empty()) {
     record->kept_min = keep.min_length();
@@ -225,7 +235,7 @@ Status Runner::FeedTurn(const std::vector<Token>& tokens, llama::Decoder* decode
 
 Status Runner::OneAnswer(const std::string& question, std::vector<float> logits, llama::Decoder* decoder,
                          llama::Sampler* sampler, int32_t* position, RunRecord* record) {
-  if (record->turns.empty()) Say(fmt::format("\n--- {} {} ---\n", record->policy.name, record->budget));
+  if (record->turns.empty()) Say(fmt::format("\n--- {} {} ---\n", record->policy.name(), record->budget));
   if (!question.empty() && !interactive_) Say(fmt::format("? {}\n", question));
   if (!options_.prefix.empty()) Say(options_.prefix);
   Result<Answer> answer = Generate(model_, options_, ContextLimit(), std::move(logits), decoder, sampler, position,
@@ -271,15 +281,14 @@ Status Runner::RunJobs() {
     record.kept_min = record.kept_max = prefilled_.size();
     record.kept_mean = prefilled_.size();
     record.kv_bytes_after = record.kv_bytes_before;
-    Result<std::unique_ptr<llama::Decoder>> decoder = job.policy.signal == Signal::kFull
-                                                          ? llama::MakeFullDecoder(&prefilled_)
-                                                          : Compacted(job, i + 1 == jobs_.size(), &record);
+    Result<std::unique_ptr<llama::Decoder>> decoder =
+        IsFull(job) ? llama::MakeFullDecoder(&prefilled_) : Compacted(job, i + 1 == jobs_.size(), &record);
     if (!decoder.ok()) return decoder.status();
     DROPKV_RETURN_IF_ERROR(Answers(decoder->get(), &record));
     record.decode = (*decoder)->name();
     if (!options_.expect.empty() && !record.turns.empty())
       record.verdict = Judge(options_.prefix + record.turns.front().answer.text, options_.expect);
-    if (job.policy.signal == Signal::kFull && i + 1 < jobs_.size()) DROPKV_RETURN_IF_ERROR((*decoder)->Rewind());
+    if (IsFull(job) && i + 1 < jobs_.size()) DROPKV_RETURN_IF_ERROR((*decoder)->Rewind());
     summary_.runs.push_back(std::move(record));
     last_decoder_ = std::move(*decoder);
   }

@@ -10,8 +10,17 @@
 #include <iterator>
 #include <sstream>
 
+#include "cli/flags.h"
+#include "cli/run_settings.h"
+#include "llama/evict.h"
+
 namespace dropkv::cli {
 namespace {
+
+using baseline::Recipe;
+using baseline::Scorer;
+
+constexpr size_t kHelpIndent = 26;  // column of the explanations in the help
 
 // Flags as typed, before they are understood.
 struct Raw {
@@ -30,17 +39,6 @@ struct Raw {
   std::optional<double> alpha;
   bool own_settings = false;
 };
-
-// The library names its own argument in front of a message ("budget: ...", "policy.window: ..."); the flag takes its
-// place.
-Status FlagStatus(const std::string& flag, const Status& status) {
-  const size_t colon = status.message().find(": ");
-  const bool named = colon != std::string::npos && status.message().find(' ') > colon;
-  const std::string argument = named ? status.message().substr(0, colon) : "";
-  const std::string text = named ? status.message().substr(colon + 2) : status.message();
-  const size_t dot = argument.rfind('.');
-  return {status.code(), (flag.empty() ? "--" + argument.substr(dot + 1) : flag) + ": " + text};
-}
 
 // A comma at the end leaves an empty last part, which no list accepts.
 std::vector<std::string> SplitList(const std::string& text) {
@@ -68,82 +66,78 @@ Result<std::string> ReadDocument(const std::string& file) {
   return text;
 }
 
-// One of a fixed set of words.
-template <typename T>
-Status Choose(const std::string& flag, const std::string& value,
-              std::initializer_list<std::pair<const char*, T>> choices, T* target) {
-  std::string names;
-  for (const auto& [name, choice] : choices) {
-    if (value == name) {
-      *target = choice;
-      return Status::Ok();
-    }
-    names += (names.empty() ? "" : ", ") + std::string(name);
-  }
-  return InvalidArgument(flag + ": expected one of " + names + ", got '" + value + "'");
-}
-
-// Flags first, then the settings that the compared policies share: window, pooling and sinks of the first policy named,
-// so that only the score differs. StreamingLLM is its sinks, so it keeps its own unless --sink says otherwise.
-Status Settle(const Raw& raw, std::vector<Policy>* policies) {
-  std::optional<Pooling> pool;
+// The flags that change policies, understood.
+Result<PolicyFlags> ReadPolicyFlags(const Raw& raw) {
+  PolicyFlags flags;
+  const std::vector<std::string> compared = SplitList(raw.compare);
+  const bool names_all = std::find(compared.begin(), compared.end(), "all") != compared.end();
+  flags.window = raw.window;
+  flags.sink = raw.sink;
+  flags.alpha = raw.alpha;
+  flags.own_settings = raw.own_settings || raw.policy == "all" || names_all;
   if (!raw.pool.empty()) {
     const Result<Pooling> parsed = ParsePooling(raw.pool);
     if (!parsed.ok()) return FlagStatus("--pool", parsed.status());
-    pool = *parsed;
+    flags.pool = *parsed;
   }
-  std::optional<HeadRule> heads;
   if (!raw.heads.empty()) {
     HeadRule rule = HeadRule::kUniform;
     DROPKV_RETURN_IF_ERROR(Choose<HeadRule>(
         "--heads", raw.heads, {{"uniform", HeadRule::kUniform}, {"ada", HeadRule::kAda}, {"ada-o", HeadRule::kAdaO}},
         &rule));
-    heads = rule;
+    flags.heads = rule;
   }
-  const auto first = std::find_if(policies->begin(), policies->end(),
-                                  [](const Policy& policy) { return policy.signal != Signal::kFull; });
-  const std::optional<Policy> shared =
-      raw.own_settings || first == policies->end() ? std::nullopt : std::optional(*first);
-  for (Policy& policy : *policies) {
-    if (policy.signal == Signal::kFull) continue;
-    const bool scored = policy.needs_queries();
-    if (shared && shared->needs_queries() && scored) {
-      policy.window = shared->window;
-      policy.pool.kind = shared->pool.kind;
-      policy.pool.before = shared->pool.before;
-      policy.pool.after = shared->pool.after;
-    }
-    if (shared && policy.signal != Signal::kRecency) policy.sink = shared->sink;
-    if (raw.window) policy.window = *raw.window;
-    if (raw.sink) policy.sink = *raw.sink;
-    if (raw.alpha) policy.alpha = *raw.alpha;
-    if (heads) policy.heads = *heads;
-    if (pool && scored) {
-      policy.pool.kind = pool->kind;
-      policy.pool.before = pool->before;
-      policy.pool.after = pool->after;
-    }
-    const Status checked = CheckPolicy(policy);
-    if (!checked.ok()) return FlagStatus("", checked);
+  return flags;
+}
+
+// "all" stands for every preset, which then keeps what it differs from the others by.
+Status AddPolicies(const std::string& flag, const std::string& name, uint32_t seed, std::vector<Recipe>* policies) {
+  std::vector<Recipe> found;
+  if (name == "all") {
+    found.assign(baseline::Recipes().begin(), baseline::Recipes().end());
+  } else {
+    Result<Recipe> recipe = baseline::FindRecipe(name);
+    if (!recipe.ok()) return FlagStatus(flag, recipe.status());
+    found.push_back(std::move(*recipe));
+  }
+  for (Recipe& recipe : found) {
+    const auto same = [&](const Recipe& other) { return other.name() == recipe.name(); };
+    if (std::any_of(policies->begin(), policies->end(), same)) continue;
+    recipe.policy.seed = seed;
+    policies->push_back(std::move(recipe));
   }
   return Status::Ok();
 }
 
 Status ChoosePolicies(const Raw& raw, uint32_t seed, RunOptions* options) {
-  std::vector<std::string> names = {raw.policy};
-  for (const std::string& name : SplitList(raw.compare)) names.push_back(name);
-  for (size_t i = 0; i < names.size(); ++i) {
-    Result<Policy> policy = FindPreset(names[i]);
-    if (!policy.ok()) return FlagStatus(i == 0 ? "--policy" : "--compare", policy.status());
-    const auto same = [&](const Policy& other) { return other.name == policy->name; };
-    if (std::any_of(options->policies.begin(), options->policies.end(), same)) continue;
-    policy->seed = seed;
-    options->policies.push_back(std::move(*policy));
-  }
-  DROPKV_RETURN_IF_ERROR(Settle(raw, &options->policies));
+  DROPKV_RETURN_IF_ERROR(AddPolicies("--policy", raw.policy, seed, &options->policies));
+  for (const std::string& name : SplitList(raw.compare))
+    DROPKV_RETURN_IF_ERROR(AddPolicies("--compare", name, seed, &options->policies));
+  const Result<PolicyFlags> flags = ReadPolicyFlags(raw);
+  if (!flags.ok()) return flags.status();
+  const Status settled = Settle(*flags, &options->policies);
+  if (!settled.ok()) return FlagStatus("", settled);
   std::stable_partition(options->policies.begin(), options->policies.end(),
-                        [](const Policy& policy) { return policy.signal == Signal::kFull; });
+                        [](const Recipe& recipe) { return recipe.scorer == Scorer::kFull; });
   return Status::Ok();
+}
+
+// A list of words broken into lines of at most `width` characters; the first line has `first` characters less.
+std::string Wrapped(const std::string& text, size_t first, size_t width) {
+  std::string out;
+  size_t room = width - (first - kHelpIndent);
+  std::stringstream stream(text);
+  for (std::string word; stream >> word;) {
+    if (word.size() + 1 > room) {
+      out.back() = '\n';
+      out += std::string(kHelpIndent, ' ');
+      room = width;
+    }
+    out += word + ' ';
+    room -= word.size() + 1;
+  }
+  out.pop_back();
+  return out;
 }
 
 // Budgets that can be refused before a model is loaded: wrong text, counts below window + sink.
@@ -153,9 +147,9 @@ Status CheckBudgets(const Raw& raw, RunOptions* options) {
   for (const std::string& text : options->budgets) {
     const Result<Budget> budget = ParseBudget(text);
     if (!budget.ok()) return FlagStatus("--budget", budget.status());
-    for (const Policy& policy : options->policies) {
-      if (policy.signal == Signal::kFull || budget->fraction) continue;
-      const Result<KeepCount> count = ResolveBudget(*budget, policy, 1 << 20);
+    for (const Recipe& recipe : options->policies) {
+      if (recipe.scorer == Scorer::kFull || budget->fraction) continue;
+      const Result<KeepCount> count = llama::ResolveBudget(*budget, recipe, llama::ProtectedTokens(recipe), 1 << 20);
       if (!count.ok()) return FlagStatus("--budget", count.status());
     }
   }
@@ -261,10 +255,10 @@ Reads a document, keeps the part of its KV cache that matters, and answers from 
       --question WHEN     seen (default): the question ends the prompt, further ones are further turns
                           hidden: the document is compressed first, every question starts from that
       --budget LIST       share of the tokens KEPT, or tokens per KV head: 10%,5%,512   (10%)
-      --policy NAME       )" +
-         PresetNames() + R"(
-                          (adadropkv)
-      --compare LIST      policies to run beside it, from the same prefill: full,snapkv
+      --policy NAME       (adadropkv) )" +
+         Wrapped(baseline::RecipeNames(), 38, 92) + R"(
+                          also ada-NAME, critical-NAME, chunk-NAME
+      --compare LIST      policies to run beside it, from the same prefill: full,snapkv; all: every one, as it is
       --own-settings      compared policies keep their own window, pooling and sinks
       --window W          prompt rows that judge the tokens, 1..128; always kept
       --pool K|B,F        mean pooling: K wide (odd), or B tokens before and F after a hit; max:K, max:B,F

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "baseline/recipe.h"
 #include "dropkv/dtype.h"
-#include "dropkv/policy.h"
 #include "dropkv/status.h"
 
 namespace dropkv::cli {
@@ -18,10 +18,10 @@ struct RunOptions {
   std::string model;
   std::string document;  // text of --file; empty: none
   bool has_document = false;
-  std::vector<std::string> questions;  // --prompt, in order
-  bool hidden = false;                 // --question hidden
-  std::vector<std::string> budgets;    // as typed
-  std::vector<Policy> policies;        // in the order they run, `full` first; flags and sharing applied
+  std::vector<std::string> questions;      // --prompt, in order
+  bool hidden = false;                     // --question hidden
+  std::vector<std::string> budgets;        // as typed
+  std::vector<baseline::Recipe> policies;  // in the order they run, `full` first; flags and sharing applied
   DecodeWay decode = DecodeWay::kAuto;
   DType kv_type = DType::kF16;
   bool flash_attention = true;

@@ -5,22 +5,58 @@
 #include <algorithm>
 #include <cctype>
 #include <nlohmann/json.hpp>
+#include <span>
 
 namespace dropkv::cli {
 namespace {
 
 constexpr double kMiB = 1024.0 * 1024.0;
 
-bool IsFull(const RunRecord& run) { return run.policy.signal == Signal::kFull; }
+using baseline::LayerRule;
+using baseline::Recipe;
+using baseline::Scorer;
+
+bool IsFull(const RunRecord& run) { return run.policy.scorer == Scorer::kFull; }
+
+bool IsPooled(const Policy& policy) { return policy.pool.before + policy.pool.after > 0; }
+
+// Scores that read queries say how they are pooled, even if not at all.
+std::string Pool(const Recipe& recipe) {
+  const bool read = baseline::NeedsOf(recipe).window_queries || IsPooled(recipe.policy);
+  return read ? PoolingText(recipe.policy.pool) : "none";
+}
+
+std::string LayerRuleName(const Recipe& recipe) {
+  switch (recipe.layers) {
+    case LayerRule::kPyramid:
+    case LayerRule::kPyramidOriginal:
+      return "pyramid";
+    case LayerRule::kCake:
+      return "cake";
+    case LayerRule::kFlat:
+      return "flat";
+    case LayerRule::kSame:
+      break;
+  }
+  return "same";
+}
+
+std::string HeadsName(const Recipe& recipe) {
+  return recipe.flat_heads ? "flat" : std::string(HeadRuleName(recipe.policy.heads));
+}
 
 std::string FirstAnswer(const RunRecord& run) { return run.turns.empty() ? "" : run.turns.front().answer.text; }
 
-std::string Settings(const Policy& policy) {
-  if (policy.signal == Signal::kFull) return "-";
-  std::string text = fmt::format("w {}", policy.window);
-  if (policy.needs_queries()) text += ", pool " + PoolingText(policy.pool);
-  if (policy.sink > 0) text += fmt::format(", sink {}", policy.sink);
-  text += ", " + std::string(HeadRuleName(policy.heads));
+std::string Settings(const Recipe& recipe) {
+  const Policy& policy = recipe.policy;
+  std::string text = policy.window > 0 ? fmt::format("w {}, ", policy.window) : "";
+  if (baseline::NeedsOf(recipe).window_queries || IsPooled(policy)) text += "pool " + PoolingText(policy.pool) + ", ";
+  if (policy.sink > 0) text += fmt::format("sink {}, ", policy.sink);
+  if (recipe.recent > 0) text += fmt::format("recent {}, ", recipe.recent);
+  if (recipe.recent_share > 0) text += fmt::format("recent {:g}%, ", 100 * recipe.recent_share);
+  if (recipe.chunk > 0) text += fmt::format("chunks of {}, ", recipe.chunk);
+  text += HeadsName(recipe);
+  if (recipe.layers != LayerRule::kSame) text += ", layers " + LayerRuleName(recipe);
   return text;
 }
 
@@ -35,7 +71,7 @@ std::string Row(const std::vector<std::string>& cells, const std::vector<size_t>
 
 std::vector<std::string> Cells(const RunSummary& summary, const RunRecord& run) {
   const double speed = TokensPerSecond(run);
-  return {run.policy.name,
+  return {run.policy.name(),
           run.budget,
           fmt::format("{} / {:.0f} / {}", run.kept_min, run.kept_mean, run.kept_max),
           fmt::format("{:.1f} -> {:.1f}", run.kv_bytes_before / kMiB, run.kv_bytes_after / kMiB),
@@ -46,6 +82,30 @@ std::vector<std::string> Cells(const RunSummary& summary, const RunRecord& run) 
           fmt::format("{:.4f}", run.output_error),
           run.decode,
           run.verdict};
+}
+
+std::string ResidentText(const RunRecord& run) {
+  const double evicted = static_cast<double>(run.kv_bytes_before - run.kv_bytes_after);
+  const double fell = static_cast<double>(run.resident_before - run.resident_after);
+  std::string text = fmt::format("  resident set {:.1f} -> {:.1f} MiB: fell by {:.1f} MiB", run.resident_before / kMiB,
+                                 run.resident_after / kMiB, fell / kMiB);
+  // Of a small cache the share says nothing: the contexts' own buffers weigh more.
+  if (evicted >= 4 * kMiB)
+    text += fmt::format(", {:.0f}% of the {:.1f} MiB evicted", 100 * fell / evicted, evicted / kMiB);
+  return text + "\n";
+}
+
+// Settings and remarks of one policy's runs: "snapkv 5%, 10%: w 8, ...".
+std::string PolicyText(const RunSummary& summary, std::span<const RunRecord> runs) {
+  std::string budgets;
+  for (const RunRecord& run : runs) budgets += (budgets.empty() ? "" : ", ") + run.budget;
+  std::string text = fmt::format("{} {}: {}\n", runs.front().policy.name(), budgets, Settings(runs.front().policy));
+  for (const RunRecord& run : runs) {
+    const std::string which = runs.size() == 1 ? "" : " at " + run.budget;
+    for (const std::string& remark : Remarks(summary, run)) text += fmt::format("  note{}: {}\n", which, remark);
+    if (run.resident_before > 0) text += ResidentText(run);
+  }
+  return text;
 }
 
 nlohmann::json TurnsJson(const RunRecord& run) {
@@ -60,12 +120,13 @@ nlohmann::json TurnsJson(const RunRecord& run) {
 
 nlohmann::json RunJson(const RunSummary& summary, const RunRecord& run) {
   nlohmann::json json = {
-      {"policy", run.policy.name},
+      {"policy", run.policy.name()},
       {"budget", run.budget},
-      {"window", run.policy.window},
-      {"pool", run.policy.needs_queries() ? PoolingText(run.policy.pool) : "none"},
-      {"sink", run.policy.sink},
-      {"heads", HeadRuleName(run.policy.heads)},
+      {"window", run.policy.policy.window},
+      {"pool", Pool(run.policy)},
+      {"sink", run.policy.policy.sink},
+      {"heads", HeadsName(run.policy)},
+      {"layers", LayerRuleName(run.policy)},
       {"decode", run.decode},
       {"kept_tokens", {{"min", run.kept_min}, {"mean", run.kept_mean}, {"max", run.kept_max}}},
       {"kv_bytes_before", run.kv_bytes_before},
@@ -77,6 +138,7 @@ nlohmann::json RunJson(const RunSummary& summary, const RunRecord& run) {
       {"decode_tokens_per_s", TokensPerSecond(run)},
       {"output_error", run.output_error},
       {"evicted_mass", run.evicted_mass},
+      {"certificate_rows", run.certificate_rows},
       {"nonfinite_tokens", run.evict.nonfinite_tokens},
       {"dominant_tokens", run.evict.dominant_tokens},
       {"skipped_rows", run.evict.skipped_rows},
@@ -87,7 +149,7 @@ nlohmann::json RunJson(const RunSummary& summary, const RunRecord& run) {
       {"turns", TurnsJson(run)},
   };
   if (IsFull(run)) {
-    for (const char* name : {"window", "pool", "sink", "heads"}) json[name] = nullptr;
+    for (const char* name : {"window", "pool", "sink", "heads", "layers"}) json[name] = nullptr;
   }
   if (!run.verdict.empty()) json["verdict"] = run.verdict;
   if (run.resident_before > 0) {
@@ -120,17 +182,22 @@ double TokensPerSecond(const RunRecord& run) {
 std::vector<std::string> Remarks(const RunSummary& summary, const RunRecord& run) {
   std::vector<std::string> remarks;
   if (IsFull(run)) return remarks;
+  const Policy& policy = run.policy.policy;
   const bool evicted = run.kv_bytes_after < run.kv_bytes_before;
   if (summary.layers == summary.sliding_layers)
     remarks.push_back("nothing evicted: the prompt lies inside the model's sliding window");
-  else if (!evicted && summary.prompt_tokens <= run.policy.window)
+  else if (!evicted && summary.prompt_tokens <= policy.window)
     remarks.push_back(fmt::format("nothing evicted: the prompt of {} tokens is not longer than the window of {}",
-                                  summary.prompt_tokens, run.policy.window));
+                                  summary.prompt_tokens, policy.window));
   else if (!evicted)
     remarks.push_back("nothing evicted: the budget keeps every token");
-  if (run.evict.budget.raised)
-    remarks.push_back(fmt::format("budget {} raised to {} tokens: window {} and sinks {} are always kept", run.budget,
-                                  run.evict.budget.keep, run.policy.window, run.policy.sink));
+  if (run.evict.budget.raised) {
+    const bool by_window = run.evict.budget.keep == policy.window + policy.sink;
+    const std::string what =
+        by_window ? fmt::format("window {} and sinks {} are", policy.window, policy.sink) : "that many are";
+    remarks.push_back(
+        fmt::format("budget {} raised to {} tokens: {} always kept", run.budget, run.evict.budget.keep, what));
+  }
   if (summary.sliding_layers > 0 && summary.sliding_layers < summary.layers)
     remarks.push_back(fmt::format("{} of {} layers have a sliding window and were left alone", summary.sliding_layers,
                                   summary.layers));
@@ -138,6 +205,7 @@ std::vector<std::string> Remarks(const RunSummary& summary, const RunRecord& run
     remarks.push_back(fmt::format("{} (layer, head, token) hold NaN or Inf: kept", run.evict.nonfinite_tokens));
   if (run.evict.skipped_rows > 0)
     remarks.push_back(fmt::format("{} query rows hold NaN or Inf: they judged nothing", run.evict.skipped_rows));
+  remarks.insert(remarks.end(), run.warnings.begin(), run.warnings.end());
   return remarks;
 }
 
@@ -151,22 +219,17 @@ std::string TableText(const RunSummary& summary) {
   std::string text = fmt::format("{}: {} tokens, question {}, prefill {:.2f} s ({:.0f} tokens/s)\n", summary.model,
                                  summary.prompt_tokens, summary.hidden ? "hidden" : "seen", summary.prefill_s,
                                  summary.prompt_tokens / summary.prefill_s);
+  if (summary.statistics_s > 0)
+    text += fmt::format("statistics of all queries, for the policies that read them: {:.2f} s\n", summary.statistics_s);
   for (const auto& row : rows) text += Row(row, widths);
-  for (const RunRecord& run : summary.runs) {
+  for (const RunRecord& run : summary.runs)
     if (run.verdict == "WRONG")
-      text += fmt::format("{} {}: the answer is WRONG: \"{}\"\n", run.policy.name, run.budget, FirstAnswer(run));
-    if (IsFull(run)) continue;
-    text += fmt::format("{} {}: {}\n", run.policy.name, run.budget, Settings(run.policy));
-    for (const std::string& remark : Remarks(summary, run)) text += fmt::format("  note: {}\n", remark);
-    if (run.resident_before == 0) continue;
-    const double evicted = static_cast<double>(run.kv_bytes_before - run.kv_bytes_after);
-    const double fell = static_cast<double>(run.resident_before - run.resident_after);
-    text += fmt::format("  resident set {:.1f} -> {:.1f} MiB: fell by {:.1f} MiB", run.resident_before / kMiB,
-                        run.resident_after / kMiB, fell / kMiB);
-    // Of a small cache the share says nothing: the contexts' own buffers weigh more.
-    if (evicted >= 4 * kMiB)
-      text += fmt::format(", {:.0f}% of the {:.1f} MiB evicted", 100 * fell / evicted, evicted / kMiB);
-    text += "\n";
+      text += fmt::format("{} {}: the answer is WRONG: \"{}\"\n", run.policy.name(), run.budget, FirstAnswer(run));
+  for (auto run = summary.runs.begin(); run != summary.runs.end();) {
+    const auto end = std::find_if(run, summary.runs.end(),
+                                  [&](const RunRecord& other) { return other.policy.name() != run->policy.name(); });
+    if (!IsFull(*run)) text += PolicyText(summary, {run, end});
+    run = end;
   }
   return text;
 }
@@ -180,6 +243,7 @@ std::string JsonText(const RunSummary& summary) {
                                {"prompt_tokens", summary.prompt_tokens},
                                {"question", summary.hidden ? "hidden" : "seen"},
                                {"self_test_worst", summary.self_test_worst},
+                               {"statistics_s", summary.statistics_s},
                                {"runs", runs}};
   return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }

@@ -6,9 +6,9 @@
 #include <string_view>
 #include <vector>
 
+#include "baseline/recipe.h"
 #include "cli/generate.h"
 #include "dropkv/engine.h"
-#include "dropkv/policy.h"
 
 namespace dropkv::cli {
 
@@ -18,7 +18,7 @@ struct Turn {
 };
 
 struct RunRecord {
-  Policy policy;
+  baseline::Recipe policy;
   std::string budget;  // as typed; "100%" for the full cache
   std::string decode;  // what ran: "full", "native", "ragged stop", "ragged replace"
   int32_t kept_min = 0;
@@ -30,7 +30,9 @@ struct RunRecord {
   double compact_s = 0;
   double output_error = 0;
   double evicted_mass = 0;
+  int32_t certificate_rows = 0;  // prompt rows that the two above are measured over
   EvictReport evict;
+  std::vector<std::string> warnings;
   int64_t resident_before = 0;  // bytes; 0: not measured (several runs share a prefill)
   int64_t resident_after = 0;
   std::vector<Turn> turns;
@@ -44,6 +46,7 @@ struct RunSummary {
   int32_t prompt_tokens = 0;
   bool hidden = false;
   double prefill_s = 0;
+  double statistics_s = 0;  // of all queries, gathered for the policies that need them; not part of prefill_s
   double self_test_worst = 0;
   std::vector<RunRecord> runs;
 };

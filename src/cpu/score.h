@@ -57,6 +57,19 @@ class WaveScorer {
   // Query rows with NaN or Inf in the layers of the last Attend, counted once per query head and row.
   int64_t skipped_rows() const;
 
+  // What Attend found of the rows of head `index` (layer * Hkv + KV head), until the next Attend.
+  struct RowsFound {
+    LaneLayout layout;
+    Denominators denominators;  // [r]
+    const float* outputs;       // [dv, r] in panels: -2 (a - center); with_values only
+    const float* center;        // [dv]
+    const uint8_t* skipped;     // [r] 1: the query has a NaN or Inf
+  };
+  RowsFound Found(int64_t index) const {
+    const Head& head = heads_[index];
+    return {layout_, head.denominators, head.states[0].sums, head.center, head.skipped};
+  }
+
  private:
   // One KV head of one layer.
   struct Head {

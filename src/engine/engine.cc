@@ -10,6 +10,7 @@
 #include "cpu/kernels.h"
 #include "cpu/score.h"
 #include "cpu/select.h"
+#include "engine/engine_impl.h"
 #include "engine/run_reference.h"
 #include "reference/reference.h"
 
@@ -31,54 +32,12 @@ class Stopwatch {
   std::chrono::steady_clock::time_point start_;
 };
 
-std::string Got(int64_t value) { return ", got " + std::to_string(value); }
-
-Status CheckShape(const EvictShape& shape) {
-  if (shape.layers < 1) return InvalidArgument("shape.layers: expected at least 1" + Got(shape.layers));
-  if (shape.kv_heads < 1) return InvalidArgument("shape.kv_heads: expected at least 1" + Got(shape.kv_heads));
-  if (shape.tokens < 1) return InvalidArgument("shape.tokens: expected at least 1" + Got(shape.tokens));
-  if (shape.query_heads < 1 || shape.query_heads % shape.kv_heads != 0 ||
-      shape.query_heads / shape.kv_heads > kMaxGroup)
-    return InvalidArgument("shape.query_heads: expected 1 to 16 times the " + std::to_string(shape.kv_heads) +
-                           " KV heads" + Got(shape.query_heads));
-  for (const int32_t dim : {shape.key_dim, shape.value_dim})
-    if (dim < 8 || dim > kMaxHeadDim || dim % 8 != 0)
-      return InvalidArgument("shape.key_dim, shape.value_dim: expected multiples of 8 from 8 to 256" + Got(dim));
-  return Status::Ok();
-}
-
 bool KeepsAll(const Plan& plan) {
   return plan.policy.signal == Signal::kFull || plan.shape.tokens <= plan.policy.window;
 }
 
 bool WantsCertificate(const EvictOutput& output) {
   return output.output_error != nullptr || output.evicted_mass != nullptr;
-}
-
-Status CheckLayer(const Plan& plan, const LayerInput& layer, bool needs_rows) {
-  const EvictShape& shape = plan.shape;
-  const KvView& kv = layer.kv;
-  DROPKV_RETURN_IF_ERROR(CheckKvView(kv));
-  if (kv.kv_heads != shape.kv_heads || kv.tokens != shape.tokens || kv.key_dim != shape.key_dim ||
-      kv.value_dim != shape.value_dim)
-    return InvalidArgument("layer.kv: expected the plan's shape [Hkv, n, d, dv] = [" + std::to_string(shape.kv_heads) +
-                           ", " + std::to_string(shape.tokens) + ", " + std::to_string(shape.key_dim) + ", " +
-                           std::to_string(shape.value_dim) + "], got [" + std::to_string(kv.kv_heads) + ", " +
-                           std::to_string(kv.tokens) + ", " + std::to_string(kv.key_dim) + ", " +
-                           std::to_string(kv.value_dim) + "]");
-  if (!needs_rows) return Status::Ok();
-  DROPKV_RETURN_IF_ERROR(CheckRows(layer.rows, kv));
-  if (layer.rows.query_heads != shape.query_heads)
-    return InvalidArgument("layer.rows.query_heads: expected the plan's " + std::to_string(shape.query_heads) +
-                           Got(layer.rows.query_heads));
-  const int32_t rows = std::min(plan.policy.window, shape.tokens);
-  if (layer.rows.rows != rows)
-    return InvalidArgument("layer.rows.rows: expected " + std::to_string(rows) + " (the policy's window)" +
-                           Got(layer.rows.rows));
-  if ((layer.out == nullptr) != (layer.lse == nullptr))
-    return InvalidArgument("layer.out, layer.lse: expected both or none, got " +
-                           std::string(layer.out == nullptr ? "lse" : "out") + " alone");
-  return Status::Ok();
 }
 
 cpu::WaveShape MakeWaveShape(const Plan& plan, int32_t threads) {
@@ -255,13 +214,6 @@ KeepList KeepEverything(const Plan& plan, const EvictOutput& output) {
 
 }  // namespace
 
-struct Engine::Impl {
-  const cpu::Kernels* kernels;  // null: the reference
-  ThreadPool pool;
-
-  Impl(const cpu::Kernels* table_row, int32_t threads) : kernels(table_row), pool(threads) {}
-};
-
 Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Engine::Engine(Engine&&) noexcept = default;
 Engine& Engine::operator=(Engine&&) noexcept = default;
@@ -316,7 +268,11 @@ Result<KeepList> Engine::Run(const Plan& plan, std::span<const LayerInput> layer
     return InvalidArgument("layers: expected the plan's " + std::to_string(plan.shape.layers) +
                            Got(static_cast<int64_t>(layers.size())));
   const bool needs_rows = !KeepsAll(plan) && (plan.policy.needs_queries() || WantsCertificate(output));
-  for (const LayerInput& layer : layers) DROPKV_RETURN_IF_ERROR(CheckLayer(plan, layer, needs_rows));
+  const int32_t rows = std::min(plan.policy.window, plan.shape.tokens);
+  for (const LayerInput& layer : layers) {
+    DROPKV_RETURN_IF_ERROR(CheckLayer(plan.shape, layer));
+    if (needs_rows) DROPKV_RETURN_IF_ERROR(CheckLayerRows(plan.shape, rows, "the policy's window", layer));
+  }
   if (KeepsAll(plan)) return KeepEverything(plan, output);
   if (impl_->kernels == nullptr) return RunReference(plan, layers, output, filled);
   if (workspace.size() < plan.workspace_bytes)

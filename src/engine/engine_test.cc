@@ -178,6 +178,45 @@ TEST(EngineTest, CertificateMatchesReference) {
       }
 }
 
+// Lists that no run would make: random ones of any length, over any number of rows.
+TEST(EngineTest, CertifiesAnyKeepList) {
+  for (const std::string_view kernel : Engine::KernelNames())
+    for (const int32_t rows : {1, 13, 128})
+      for (const Content content : {Content::kNormal, Content::kDominant, Content::kNonFinite}) {
+        ScoreCase c;
+        c.rows = rows;
+        c.content = content;
+        c.sinks = rows == 13;
+        SCOPED_TRACE(testing::Message() << kernel << " " << c);
+        const Batch batch(c, 3);
+        cpu::RandomStream random(7);
+        std::vector<int64_t> offsets{0};
+        std::vector<int32_t> positions;
+        for (int32_t list = 0; list < 3 * c.kv_heads; ++list) {
+          for (int32_t j = 0; j < c.tokens; ++j)
+            if (list == 1 || (list != 2 && random.Uniform() < 0.3F)) positions.push_back(j);
+          offsets.push_back(static_cast<int64_t>(positions.size()));
+        }
+        const KeepList keep(3, c.kv_heads, offsets, positions);
+        Engine engine = MakeEngine(2, std::string(kernel));
+        const size_t count = static_cast<size_t>(3) * c.query_heads();
+        std::vector<float> error(count, NAN);
+        std::vector<float> mass(count, NAN);
+        std::vector<float> error_alone(count);
+        ASSERT_TRUE(engine.Certify(batch.shape, batch.inputs, keep, error.data(), mass.data()).ok());
+        ASSERT_TRUE(engine.Certify(batch.shape, batch.inputs, keep, error_alone.data(), nullptr).ok());
+        EXPECT_EQ(error, error_alone);
+        for (int32_t layer = 0; layer < 3; ++layer) {
+          const LayerInput& in = batch.inputs[layer];
+          const reference::Certificate want = reference::Certify(in.kv, in.rows, in.attention, keep, layer);
+          for (int32_t h = 0; h < c.query_heads(); ++h) {
+            EXPECT_NEAR(error[layer * c.query_heads() + h], want.output_error[h], 2e-5) << layer << " " << h;
+            EXPECT_NEAR(mass[layer * c.query_heads() + h], want.evicted_mass[h], 2e-5) << layer << " " << h;
+          }
+        }
+      }
+}
+
 TEST(EngineTest, HandedInOutputsGiveTheSameTokensAndCertificate) {
   Engine engine = MakeEngine(2);
   ScoreCase c;
@@ -293,6 +332,28 @@ TEST_F(EngineErrorTest, NamesWhatIsWrong) {
   ExpectError(Code::kWorkspaceTooSmall, "workspace");
   batch_.inputs.clear();
   ExpectError(Code::kInvalidArgument, "layers: expected");
+}
+
+TEST_F(EngineErrorTest, CertifyNamesWhatIsWrong) {
+  std::vector<float> error(case_.query_heads());
+  const KeepList all = KeepList::All(1, case_.kv_heads, case_.tokens);
+  const auto expect_error = [&](const KeepList& keep, float* target, std::string_view text) {
+    const Status status = engine_.Certify(batch_.shape, batch_.inputs, keep, target, nullptr);
+    EXPECT_EQ(status.code(), Code::kInvalidArgument);
+    EXPECT_NE(status.message().find(text), std::string::npos) << status.message();
+  };
+  EXPECT_TRUE(engine_.Certify(batch_.shape, batch_.inputs, all, error.data(), nullptr).ok());
+  expect_error(all, nullptr, "output_error, evicted_mass");
+  expect_error(KeepList::All(2, case_.kv_heads, 3), error.data(), "keep: expected lists of 1 layers and 2");
+  expect_error(KeepList::All(1, case_.kv_heads, case_.tokens + 1), error.data(), "got 151 after 150");
+  expect_error(KeepList(1, 2, {0, 2, 2}, {4, 3}), error.data(), "got 3 after 4");
+  expect_error(KeepList(1, 2, {0, 1, 1}, {-1}), error.data(), "got -1 after -1");
+  batch_.inputs[0].rows.rows = 0;
+  expect_error(all, error.data(), "rows.rows");
+  batch_.inputs[0].kv.tokens = 150;
+  expect_error(all, error.data(), "layer.kv");
+  batch_.inputs.clear();
+  expect_error(all, error.data(), "layers: expected");
 }
 
 // More threads take more layers at once, hence more memory than the plan of an engine with one thread holds.

@@ -3,11 +3,56 @@
 #include <ggml-backend.h>
 #include <ggml.h>
 
+#include <chrono>
 #include <cmath>
 
 #include "llama/attend_rows.h"
 
 namespace dropkv::llama {
+
+bool StatisticsCapture::Wants(int32_t layer) {
+  return !sliding_.contains(layer) || (next_ != nullptr && next_->Wants(layer));
+}
+
+void StatisticsCapture::Query(int32_t layer, const ggml_tensor* q) {
+  if (next_ != nullptr && next_->Wants(layer)) next_->Query(layer, q);
+  query_.clear();
+  if (status_.ok() && !sliding_.contains(layer)) ReadQuery(q, &query_);
+}
+
+// By now the layer's scale and sizes are known on either attention route.
+void StatisticsCapture::Output(int32_t layer, ggml_tensor* out) {
+  if (next_ != nullptr && next_->Wants(layer)) next_->Output(layer, out);
+  if (query_.empty()) return;
+  const LayerInfo& info = tap_->layers().at(layer);
+  if (info.last_row_sees < static_cast<int32_t>(info.cells.size())) {
+    sliding_.insert(layer);
+    statistics_.erase(layer);
+    return;
+  }
+  const auto start = std::chrono::steady_clock::now();
+  status_ = Add(layer);
+  seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+Status StatisticsCapture::Add(int32_t layer) {
+  const LayerInfo& info = tap_->layers().at(layer);
+  const Result<KvView> view = info.View(info.cells);
+  if (!view.ok()) return view.status();
+  const auto count = static_cast<int32_t>(info.pending.size());
+  if (query_.size() != static_cast<size_t>(count) * info.query_heads * info.key_dim)
+    return {Code::kInternal, "the query of layer " + std::to_string(layer) + " has " + std::to_string(query_.size()) +
+                                 " elements, which " + std::to_string(count) + " tokens do not explain"};
+  const auto [found, added] =
+      statistics_.try_emplace(layer, plan_, info.query_heads, info.kv_heads, tokens_, info.key_dim);
+  return found->second.Add(*view, info.Attention(), info.rope, query_.data(), nullptr, view->tokens - count, count,
+                           pool_);
+}
+
+const baseline::PromptStatistics* StatisticsCapture::find(int32_t layer) const {
+  const auto found = statistics_.find(layer);
+  return found == statistics_.end() ? nullptr : &found->second;
+}
 
 Status ShadowCheck::Fill() {
   for (const auto& [number, layer] : tap_->layers()) {

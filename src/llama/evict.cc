@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <numeric>
-#include <vector>
+
+#include "llama/evict_recipe.h"
 
 namespace dropkv::llama {
 namespace {
@@ -12,59 +13,71 @@ double Mean(const std::vector<float>& values) {
   return values.empty() ? 0 : std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
+// The policy as the engine knows it.
+Policy EnginePolicy(const baseline::Recipe& recipe) {
+  Policy policy = recipe.policy;
+  policy.signal = baseline::EngineSignal(recipe.scorer).value_or(policy.signal);
+  return policy;
+}
+
+Status RunOnEngine(const Prefilled& prefilled, Engine* engine, const Policy& policy, const Budget& budget,
+                   Certificate* certificate, Evicted* evicted) {
+  const Result<Plan> plan = engine->MakePlan(ShapeOf(prefilled), policy, budget);
+  if (!plan.ok()) return plan.status();
+  // The last rows of what was captured are the policy's window.
+  Result<LayerInputs> inputs = LayerInputs::Make(prefilled, policy.window);
+  if (!inputs.ok()) return inputs.status();
+  const bool same_rows = inputs->rows() == prefilled.rows();
+  std::vector<std::byte> workspace(plan->workspace_bytes);
+  EvictOutput output;
+  output.output_error = same_rows ? certificate->error.data() : nullptr;
+  output.evicted_mass = same_rows ? certificate->mass.data() : nullptr;
+  Result<KeepList> keep = engine->Run(*plan, inputs->layers(), workspace, output, &evicted->report);
+  if (!keep.ok()) return keep.status();
+  evicted->keep = std::move(*keep);
+  evicted->score_seconds = evicted->report.attend_s + evicted->report.score_s + evicted->report.select_s;
+  return same_rows ? Status::Ok() : Certify(prefilled, engine, certificate, evicted);
+}
+
 }  // namespace
 
-Result<Evicted> Evict(const Prefilled& prefilled, Engine* engine, const Policy& policy, const Budget& budget) {
+int32_t ProtectedTokens(const baseline::Recipe& recipe) {
+  const int32_t last = std::max(recipe.recent, recipe.protect_window ? recipe.policy.window : 0);
+  return std::max(1, last + recipe.policy.sink);  // a cache of nothing has no attention
+}
+
+Result<KeepCount> ResolveBudget(const Budget& budget, const baseline::Recipe& recipe, int32_t protected_tokens,
+                                int32_t n) {
+  const bool full = recipe.scorer == baseline::Scorer::kFull;
+  Policy policy = recipe.policy;
+  policy.signal = full ? Signal::kFull : Signal::kRecency;
+  if (protected_tokens == policy.window + policy.sink || full) return dropkv::ResolveBudget(budget, policy, n);
+  if (!budget.fraction && budget.tokens >= 1 && budget.tokens < protected_tokens)
+    return InvalidArgument("budget: expected at least " + std::to_string(protected_tokens) +
+                           " tokens per KV head for policy " + policy.name + ", which always keeps that many, got " +
+                           std::to_string(budget.tokens));
+  policy.window = protected_tokens - policy.sink;
+  return dropkv::ResolveBudget(budget, policy, n);
+}
+
+Result<Evicted> Evict(const Prefilled& prefilled, Engine* engine, const baseline::Recipe& recipe,
+                      const Budget& budget) {
   Evicted evicted;
   const int32_t n = prefilled.size();
   if (prefilled.layers.empty()) {
-    const Result<KeepCount> count = ResolveBudget(budget, policy, n);
+    const Result<KeepCount> count = ResolveBudget(budget, recipe, ProtectedTokens(recipe), n);
     if (!count.ok()) return count.status();
     evicted.report.budget = {n, count->raised};
     return evicted;
   }
-  const LayerInfo& first = prefilled.tap->layers().at(prefilled.layers.front());
-  const auto layers = static_cast<int32_t>(prefilled.layers.size());
-  const EvictShape shape{layers, first.query_heads, first.kv_heads, n, first.key_dim, first.value_dim};
-  const Result<Plan> plan = engine->MakePlan(shape, policy, budget);
-  if (!plan.ok()) return plan.status();
-
-  // The last rows of what was captured are the policy's window; row i of them sees n - rows + i + 1 tokens.
-  const int32_t captured = prefilled.rows();
-  const int32_t rows = std::min(policy.window, n);
-  if (rows > captured)
-    return Status(Code::kFailedPrecondition, "the prefill kept " + std::to_string(captured) +
-                                                 " rows of queries, the policy's window needs " + std::to_string(rows));
-  std::vector<int32_t> visible(rows);
-  for (int32_t i = 0; i < rows; ++i) visible[i] = n - rows + i + 1;
-  std::vector<LayerInput> inputs(layers);
-  for (int32_t i = 0; i < layers; ++i) {
-    const int32_t number = prefilled.layers[i];
-    const LayerInfo& layer = prefilled.tap->layers().at(number);
-    Result<KvView> view = layer.View(layer.cells);
-    if (!view.ok()) return view.status();
-    inputs[i].kv = *view;
-    inputs[i].layer_index = number;
-    inputs[i].attention = layer.Attention();
-    if (rows == 0) continue;
-    const int64_t row_stride = static_cast<int64_t>(layer.query_heads) * layer.key_dim;
-    const float* q = prefilled.capture->queries(number).data() + (captured - rows) * row_stride;
-    inputs[i].rows = {q, layer.key_dim, row_stride, layer.query_heads, rows, visible.data()};
-  }
-
-  std::vector<std::byte> workspace(plan->workspace_bytes);
-  const size_t heads = static_cast<size_t>(layers) * first.query_heads;
-  std::vector<float> error(heads);
-  std::vector<float> mass(heads);
-  EvictOutput output;
-  output.output_error = error.data();
-  output.evicted_mass = mass.data();
-  Result<KeepList> keep = engine->Run(*plan, inputs, workspace, output, &evicted.report);
-  if (!keep.ok()) return keep.status();
-  evicted.keep = std::move(*keep);
-  evicted.score_seconds = evicted.report.attend_s + evicted.report.score_s + evicted.report.select_s;
-  evicted.output_error = Mean(error);
-  evicted.evicted_mass = Mean(mass);
+  const EvictShape shape = ShapeOf(prefilled);
+  Certificate certificate(static_cast<size_t>(shape.layers) * shape.query_heads);
+  evicted.certificate_rows = prefilled.rows();
+  DROPKV_RETURN_IF_ERROR(baseline::RunsOnEngine(recipe)
+                             ? RunOnEngine(prefilled, engine, EnginePolicy(recipe), budget, &certificate, &evicted)
+                             : EvictByRecipe(prefilled, engine, recipe, budget, &certificate, &evicted));
+  evicted.output_error = Mean(certificate.error);
+  evicted.evicted_mass = Mean(certificate.mass);
   return evicted;
 }
 

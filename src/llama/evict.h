@@ -1,6 +1,10 @@
 // One policy and budget applied to a prefilled prompt.
 #pragma once
 
+#include <string>
+#include <vector>
+
+#include "baseline/recipe.h"
 #include "dropkv/engine.h"
 #include "dropkv/keep_list.h"
 #include "dropkv/policy.h"
@@ -11,13 +15,25 @@ namespace dropkv::llama {
 struct Evicted {
   KeepList keep;  // list i belongs to layer prefilled.layers[i]; empty where every layer slides
   EvictReport report;
-  double score_seconds = 0;  // attend, score, pool and select: what an eviction costs beside the prefill
-  double output_error = 0;   // mean over layers and query heads of sqrt(mean_i err_i^2), over the policy's window
-  double evicted_mass = 0;   // mean over layers and query heads of the evicted probability
+  std::vector<std::string> warnings;
+  double score_seconds = 0;      // attend, score, pool and select: what an eviction costs beside the prefill
+  double output_error = 0;       // mean over layers and query heads of sqrt(mean_i err_i^2), over certificate_rows rows
+  double evicted_mass = 0;       // mean over layers and query heads of the evicted probability
+  int32_t certificate_rows = 0;  // the last ones of the prompt, the same for every policy of a prefill
 };
 
-// The budget holds for the layers that see the whole prompt. The certificate is measured over min(max(window, 1), rows)
-// captured rows, for every policy.
-Result<Evicted> Evict(const Prefilled& prefilled, Engine* engine, const Policy& policy, const Budget& budget);
+// Tokens that every head keeps by their position, as far as the recipe alone tells: window, sinks, recent ones.
+int32_t ProtectedTokens(const baseline::Recipe& recipe);
+
+// ResolveBudget of policy.h for a recipe: tokens per KV head, on average where heads or layers share.
+// protected_tokens: what every head keeps; at least what ProtectedTokens says.
+Result<KeepCount> ResolveBudget(const Budget& budget, const baseline::Recipe& recipe, int32_t protected_tokens,
+                                int32_t n);
+
+// The budget holds for the layers that see the whole prompt. Policies of the engine run there; all others are scored
+// and selected by src/baseline, and their lists are checked to hold what the budget says. The certificate is measured
+// over all captured rows. Errors: rows or statistics that the prefill did not capture (pass the recipe to it), what the
+// scorer refuses.
+Result<Evicted> Evict(const Prefilled& prefilled, Engine* engine, const baseline::Recipe& recipe, const Budget& budget);
 
 }  // namespace dropkv::llama

@@ -69,6 +69,7 @@ Result<Model> Model::Load(const std::string& path) {
   llama_model_params params = llama_model_default_params();
   params.n_gpu_layers = 0;
   Model model;
+  model.path_ = path;
   model.model_.reset(llama_model_load_from_file(path.c_str(), params));
   if (model.model_ == nullptr) {
     const std::string reason = TakeLogError();

@@ -36,6 +36,7 @@ class Model {
   ~Model();
 
   llama_model* get() const { return model_.get(); }
+  const std::string& path() const { return path_; }                  // of the file it came from
   const std::string& name() const { return name_; }                  // general.name, else the file's name
   const std::string& architecture() const { return architecture_; }  // general.architecture
   int32_t layers() const;
@@ -69,6 +70,7 @@ class Model {
 
   std::unique_ptr<llama_model, Deleter> model_;
   const llama_vocab* vocab_ = nullptr;
+  std::string path_;
   std::string name_;
   std::string architecture_;
   std::string chat_template_;

@@ -22,6 +22,82 @@ Status CheckLayer(const Model& model, int32_t number, const LayerInfo& layer) {
   return status.ok() ? status : Status(status.code(), where + status.message());
 }
 
+// Whether a layer shows what the policy reads of it; the message names the policy and the layer.
+Status CheckNeeds(const Model& model, const baseline::Recipe& recipe, int32_t number, const LayerInfo& layer,
+                  const OutputWeights* weights) {
+  const baseline::Needs needs = baseline::NeedsOf(recipe);
+  const std::string who = "policy " + recipe.name() + " needs ";
+  const std::string where = ": model '" + model.name() + "', layer " + std::to_string(number) + ": ";
+  const char* other_cache = layer.rotated ? "; --kv f16 or f32 does without" : "";
+  if ((needs.pre_rope_queries || needs.pre_rope_keys) && layer.rope.dims == 0)
+    return Unsupported(who + (needs.pre_rope_queries ? "queries" : "keys") + " before RoPE" + where + layer.rope_error +
+                       other_cache);
+  if (!needs.output_projection) return Status::Ok();
+  if (layer.rotated)
+    return Unsupported(who + "the output projection W_O" + where + "libllama rotates values before it quantises them" +
+                       other_cache);
+  const Result<baseline::OutputProjection> wo = weights->Layer(number, layer.query_heads * layer.value_dim);
+  return wo.ok() ? Status::Ok() : Unsupported(who + "the output projection W_O" + where + wo.status().message());
+}
+
+Status CheckNeeds(const Model& model, const std::vector<baseline::Recipe>& recipes, int32_t number,
+                  const LayerInfo& layer, const std::optional<OutputWeights>& weights) {
+  for (const baseline::Recipe& recipe : recipes)
+    DROPKV_RETURN_IF_ERROR(CheckNeeds(model, recipe, number, layer, weights ? &*weights : nullptr));
+  return Status::Ok();
+}
+
+// Empty where no policy reads W_O.
+Result<std::optional<OutputWeights>> OpenWeights(const Model& model, const std::vector<baseline::Recipe>& recipes) {
+  const bool read = std::any_of(recipes.begin(), recipes.end(), [](const baseline::Recipe& recipe) {
+    return baseline::NeedsOf(recipe).output_projection;
+  });
+  if (!read) return std::optional<OutputWeights>();
+  Result<OutputWeights> weights = OutputWeights::Open(model.path());
+  if (!weights.ok()) return weights.status();
+  return std::optional(std::move(*weights));
+}
+
+int32_t Window(const PrefillOptions& options) {
+  int32_t window = options.window;
+  for (const baseline::Recipe& recipe : options.recipes) {
+    if (recipe.scorer == baseline::Scorer::kFull) continue;
+    window = std::max({window, recipe.policy.window, kCertificateRows});
+  }
+  return window;
+}
+
+// Decodes the whole prompt, the listeners in their places.
+Status DecodePrompt(Prefilled* prefilled) {
+  const PrefillOptions& options = prefilled->options;
+  const int32_t n = prefilled->size();
+  const std::span<const Token> all = prefilled->tokens;
+  baseline::StatisticsPlan plan;
+  for (const baseline::Recipe& recipe : options.recipes) plan.Add(recipe);
+  if (plan.any())
+    prefilled->statistics = std::make_unique<StatisticsCapture>(prefilled->tap.get(), plan, n, options.pool);
+  StatisticsCapture* statistics = prefilled->statistics.get();
+  // One row at least is watched: the visible counts of its mask tell sliding layers.
+  const int32_t watched = std::max(1, prefilled->rows());
+  prefilled->tap->set_listener(statistics);
+  if (n > watched) {
+    DROPKV_RETURN_IF_ERROR(prefilled->context->Decode(all.first(n - watched), 0, options.progress));
+  }
+  if (statistics != nullptr) {
+    statistics->set_next(prefilled->capture.get());
+  } else {
+    prefilled->tap->set_listener(prefilled->capture.get());
+  }
+  DROPKV_RETURN_IF_ERROR(prefilled->context->Decode(all.last(watched), n - watched));
+  prefilled->tap->set_listener(nullptr);
+  prefilled->tap->set_recording(false);
+  if (statistics != nullptr) {
+    statistics->set_next(nullptr);
+    prefilled->statistics_seconds = statistics->seconds();
+  }
+  return Status::Ok();
+}
+
 // Layers whose last row sees fewer cells than the prompt has tokens slide. With a prompt inside the window nothing
 // tells them apart from the others: then all count as sliding and nothing is evicted.
 Status SortLayers(Prefilled* prefilled) {
@@ -40,6 +116,8 @@ Status SortLayers(Prefilled* prefilled) {
     }
     prefilled->layers.push_back(number);
     if (first == nullptr) first = &layer;
+    DROPKV_RETURN_IF_ERROR(
+        CheckNeeds(*prefilled->model, prefilled->options.recipes, number, layer, prefilled->weights));
     if (layer.kv_heads != first->kv_heads || layer.query_heads != first->query_heads ||
         layer.key_dim != first->key_dim || layer.value_dim != first->value_dim)
       return Unsupported("model '" + prefilled->model->name() + "': its layers differ in head counts or sizes");
@@ -76,12 +154,17 @@ Result<Prefilled> Prefill(const Model& model, std::vector<Token> tokens, const P
   Prefilled prefilled;
   prefilled.model = &model;
   prefilled.options = options;
+  prefilled.options.window = Window(options);
   prefilled.tokens = std::move(tokens);
   prefilled.tap = std::make_unique<Tap>();
   prefilled.capture = std::make_unique<WindowCapture>();
+  Result<std::optional<OutputWeights>> weights = OpenWeights(model, options.recipes);
+  if (!weights.ok()) return weights.status();
+  prefilled.weights = std::move(*weights);
   const int32_t n = prefilled.size();
   ContextOptions context;
   context.cells = std::max(256, n + options.reserve);  // libllama takes no context smaller than its sequences
+  context.ubatch = options.ubatch;
   context.threads = options.threads;
   context.flash_attention = options.flash_attention;
   context.kv_type = options.kv_type;
@@ -93,22 +176,14 @@ Result<Prefilled> Prefill(const Model& model, std::vector<Token> tokens, const P
   prefilled.context.emplace(std::move(*made));
 
   const auto start = Clock::now();
-  const std::span<const Token> all = prefilled.tokens;
-  // One row at least is watched: the visible counts of its mask tell sliding layers.
-  const int32_t watched = std::max(1, prefilled.rows());
-  if (n > watched) {
-    DROPKV_RETURN_IF_ERROR(prefilled.context->Decode(all.first(n - watched), 0, options.progress));
-  }
-  prefilled.tap->set_listener(prefilled.capture.get());
-  DROPKV_RETURN_IF_ERROR(prefilled.context->Decode(all.last(watched), n - watched));
-  prefilled.tap->set_listener(nullptr);
-  prefilled.tap->set_recording(false);
+  DROPKV_RETURN_IF_ERROR(DecodePrompt(&prefilled));
   if (options.progress) options.progress(n);
-  prefilled.seconds = SecondsSince(start);
+  prefilled.seconds = SecondsSince(start) - prefilled.statistics_seconds;
 
   const std::span<const float> logits = prefilled.context->logits();
   prefilled.logits.assign(logits.begin(), logits.end());
   DROPKV_RETURN_IF_ERROR(SortLayers(&prefilled));
+  if (prefilled.statistics != nullptr) DROPKV_RETURN_IF_ERROR(prefilled.statistics->status());
   if (model.sliding_window() > 0) {
     Result<std::vector<uint8_t>> state = prefilled.context->State(0, n, true);
     if (!state.ok()) return state.status();
@@ -144,7 +219,12 @@ Result<SelfTest> RunSelfTest(const Model& model, std::span<const Token> tokens, 
   DROPKV_RETURN_IF_ERROR(context->Decode(all.first(kRecorded), 0));
   if (tap.layers().empty())
     return Unsupported("model '" + model.name() + "': no attention over a KV cache was found in its graph");
-  for (const auto& [number, layer] : tap.layers()) DROPKV_RETURN_IF_ERROR(CheckLayer(model, number, layer));
+  const Result<std::optional<OutputWeights>> weights = OpenWeights(model, options.recipes);
+  if (!weights.ok()) return weights.status();
+  for (const auto& [number, layer] : tap.layers()) {
+    DROPKV_RETURN_IF_ERROR(CheckLayer(model, number, layer));
+    DROPKV_RETURN_IF_ERROR(CheckNeeds(model, options.recipes, number, layer, *weights));
+  }
 
   ShadowCheck shadow(&tap);
   DROPKV_RETURN_IF_ERROR(shadow.Fill());

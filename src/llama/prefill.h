@@ -9,9 +9,11 @@
 #include <span>
 #include <vector>
 
+#include "baseline/recipe.h"
 #include "llama/capture.h"
 #include "llama/context.h"
 #include "llama/tap.h"
+#include "llama/weights.h"
 
 namespace dropkv {
 class ThreadPool;
@@ -23,12 +25,18 @@ struct PrefillOptions {
   int32_t threads = 0;  // 0: one per core
   bool flash_attention = true;
   DType kv_type = DType::kF16;
-  int32_t window = 8;          // rows of queries to keep, 0..128: the last ones of the prompt
+  int32_t ubatch = 512;  // tokens that libllama computes at a time
+  int32_t window = 8;    // rows of queries to keep, 0..128: the last ones of the prompt
+  // Policies that are to be applied: their windows widen `window`, and what else they read is captured too.
+  std::vector<baseline::Recipe> recipes;
   int32_t reserve = 0;         // cells for tokens decoded over the full cache
   ThreadPool* pool = nullptr;  // for attention over ragged caches; null: the calling thread
   const std::atomic<bool>* cancel = nullptr;
   std::function<void(int32_t)> progress;  // tokens done
 };
+
+// Rows that the certificate is measured over at least, however few a policy itself reads.
+inline constexpr int32_t kCertificateRows = 8;
 
 // Everything of one prompt. Layers with a sliding window are listed apart: they are bounded already and left alone.
 struct Prefilled {
@@ -37,12 +45,15 @@ struct Prefilled {
   std::unique_ptr<Tap> tap;
   std::optional<Context> context;  // of the full cache; may be reset once the compacted ones exist
   std::unique_ptr<WindowCapture> capture;
+  std::unique_ptr<StatisticsCapture> statistics;  // null: no policy reads statistics of all queries
+  std::optional<OutputWeights> weights;           // where a policy reads W_O
   std::vector<Token> tokens;
   std::vector<float> logits;          // of the last prompt token
   std::vector<int32_t> layers;        // numbers of the layers that see the whole prompt, ascending
   std::vector<int32_t> sliding;       // numbers of the others
   std::vector<uint8_t> window_state;  // of the sliding-window cache; empty where the model has none
-  double seconds = 0;                 // of the decode calls
+  double seconds = 0;                 // of the decode calls, statistics not counted
+  double statistics_seconds = 0;
 
   int32_t size() const { return static_cast<int32_t>(tokens.size()); }
   int32_t rows() const;  // captured
@@ -54,11 +65,12 @@ struct Prefilled {
 };
 
 // Decodes [0, n-w) and then the window [n-w, n) with its queries captured. Errors: libllama's, kCancelled, a cache that
-// the kernels cannot read, layers of different shapes.
+// the kernels cannot read, layers of different shapes, what a policy needs and the model does not show, by its name.
 Result<Prefilled> Prefill(const Model& model, std::vector<Token> tokens, const PrefillOptions& options);
 
 // The start-up self-test: a few tokens in a small context of the same settings, our attention against every node's own
-// output. Refuses where it is off by more than the limits.
+// output. Refuses where it is off by more than the limits, or where the graph or the model file lacks what a policy of
+// options.recipes needs.
 struct SelfTest {
   double overall = 0;  // relative L2
   double worst = 0;    // of the worst node

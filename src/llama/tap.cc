@@ -9,6 +9,7 @@
 #include <string>
 
 #include "core/element.h"
+#include "llama/rope.h"
 
 namespace dropkv::llama {
 namespace {
@@ -164,6 +165,7 @@ void Tap::RecordAttention(const ggml_tensor* node) {
   layer.key_dim = static_cast<int32_t>(q->ne[0]);
   layer.query_heads = static_cast<int32_t>(q->ne[2]);
   layer.kv_heads = static_cast<int32_t>(k->ne[2]);
+  if (layer.rope.dims == 0 && layer.rope_error.empty()) RecordRope(q, &layer);
   if (!IsFlash(node)) return;
   float params[3];
   std::memcpy(params, node->op_params, sizeof(params));
@@ -173,6 +175,25 @@ void Tap::RecordAttention(const ggml_tensor* node) {
   layer.value_dim = static_cast<int32_t>(node->ne[0]);
   layer.sinks = node->src[4] != nullptr ? ReadFloats(node->src[4]) : std::vector<float>();
   CountVisible(node->src[3]);
+}
+
+void Tap::RecordRope(const ggml_tensor* q, LayerInfo* layer) {
+  const QuerySource source = FindQuerySource(q);
+  layer->rotated = source.rotated;
+  if (source.rotated) {
+    layer->rope_error = "libllama rotates queries and keys again before it quantises the cache";
+  } else if (source.rope == nullptr) {
+    const bool unknown = source.other == nullptr || source.other->op == GGML_OP_MUL_MAT;
+    layer->rope_error = unknown ? "no rotary embedding of the queries was found in the graph"
+                                : std::string("the operation ") + ggml_op_name(source.other->op) +
+                                      " lies between the rotary embedding of the queries and the attention";
+  } else {
+    Result<baseline::Rope> rope = ReadRope(source.rope);
+    if (rope.ok())
+      layer->rope = std::move(*rope);
+    else
+      layer->rope_error = rope.status().message();
+  }
 }
 
 // Sliding-window layers are told by how many cells the last row may see; neither names nor cache sizes tell.

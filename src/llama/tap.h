@@ -8,8 +8,10 @@
 #include <cstdint>
 #include <map>
 #include <span>
+#include <string>
 #include <vector>
 
+#include "baseline/input.h"
 #include "dropkv/cache_view.h"
 #include "dropkv/status.h"
 
@@ -30,6 +32,9 @@ struct LayerInfo {
   float soft_cap = 0;
   float max_bias = 0;            // ALiBi
   std::vector<float> sinks;      // [query_heads], or empty
+  baseline::Rope rope;           // of the queries; dims 0: not to be had, rope_error says why
+  std::string rope_error;        // "the graph's operation MUL lies between ..."
+  bool rotated = false;          // keys and values in the cache are rotated against the model's own (quantised caches)
   int32_t last_row_sees = -1;    // cells that the last row of the last watched call may attend to
   std::vector<int32_t> cells;    // of every token since Reset
   std::vector<int32_t> pending;  // of the tokens of the present call
@@ -83,6 +88,7 @@ class Tap {
   void Done(ggml_tensor* node);
   void RecordSetRows(const ggml_tensor* node);
   void RecordAttention(const ggml_tensor* node);
+  static void RecordRope(const ggml_tensor* q, LayerInfo* layer);
   void CountVisible(const ggml_tensor* mask);
   bool ListenerWants() const;
 

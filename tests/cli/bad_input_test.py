@@ -137,6 +137,22 @@ class WrongFlag(CommandLineTest):
         for part in (b"--decode native", b"--heads uniform", b"--decode ragged"):
             self.assertIn(part, done.stderr)
 
+    def test_native_decoding_of_ragged_layers(self):
+        for name in ("cake", "layerdefensivekv", "pyramidkv-original", "defensivekv"):
+            with self.subTest(name):
+                done = self.call(*self.run_arguments("-f", self.document, "--policy", name, "--budget", "60%",
+                                                     "--decode", "native"))
+                self.assertEqual((done.returncode, done.stdout), (2, b""))
+                for part in (b"--decode native", name.encode(), b"--decode ragged"):
+                    self.assertIn(part, done.stderr)
+
+    def test_flags_that_a_policy_does_not_take(self):
+        self.refuse("--window", "8", "--policy", "tova", parts=["expected 1"])
+        self.refused(self.run_arguments("-p", "abc", "--policy", "chunkkv", "--heads", "ada"), "--policy", "chunkkv")
+
+    def test_budget_below_what_a_policy_protects(self):
+        self.refuse("--budget", "11", "--policy", "compactor", parts=["at least 12", "compactor"])
+
 
 if __name__ == "__main__":
     unittest.main()

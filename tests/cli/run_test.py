@@ -109,6 +109,56 @@ class Policies(CommandLineTest):
         self.assertNotEqual(errors[0], errors[1])
 
 
+class EveryPolicy(CommandLineTest):
+    """Also those that read all queries, queries before RoPE, or the output projection."""
+
+    def test_all_of_them_run_and_keep_what_they_say(self):
+        result = self.json("-f", self.document, "--compare", "all", "--budget", "30%,60%", "--max-tokens", "2")
+        runs = result["runs"]
+        names = list(dict.fromkeys(run["policy"] for run in runs))
+        self.assertEqual(names[:2], ["full", "adadropkv"])
+        self.assertGreater(len(names), 45)
+        self.assertEqual(len(runs), 1 + 2 * (len(names) - 1))
+        self.assertGreater(result["statistics_s"], 0)
+        for run in runs[1:]:
+            with self.subTest(policy=run["policy"], budget=run["budget"]):
+                kept = run["kept_tokens"]
+                self.assertTrue(1 <= kept["min"] <= kept["mean"] <= kept["max"] <= 300)
+                wanted = 3 * int(run["budget"][:-1])
+                self.assertGreater(kept["mean"], wanted - 20)
+                self.assertEqual(kept["min"] == kept["max"], run["decode"] == "native")
+                self.assertGreater(run["output_error"], 0)
+                self.assertEqual(run["certificate_rows"], 64)
+                self.assertEqual(len(run["tokens"]), 2)
+        by_name = {run["policy"]: run for run in runs}
+        self.assertEqual(by_name["snapkv"]["window"], 64)
+        self.assertEqual(by_name["layerdefensivekv"]["layers"], "flat")
+
+    def test_both_attention_routes_agree(self):
+        def kept(*extra):
+            runs = self.json("-f", self.document, "--policy", "h2o", "--compare", "expected,criticalkv,compactor",
+                             "--kv", "f32", *extra)["runs"]
+            return [(run["policy"], run["kept_tokens"], round(run["output_error"], 2)) for run in runs]
+
+        self.assertEqual(kept("--fa", "on"), kept("--fa", "off"))
+
+    def test_sliding_layers(self):
+        runs = self.json("-f", self.document, "--policy", "h2o", "--compare", "expected,criticalkv,pyramidkv,cake",
+                         "--budget", "40%", model="sliding")["runs"]
+        self.assertEqual([run["policy"] for run in runs], ["h2o", "expected", "criticalkv", "pyramidkv", "cake"])
+        self.assertTrue(all("2 of 4 layers have a sliding window" in run["remarks"][0] for run in runs))
+
+    def test_scores_that_heads_do_not_share_get_a_warning(self):
+        run = self.one_run("-f", self.document, "--policy", "knorm", "--heads", "ada")
+        self.assertIn("knorm", " ".join(run["remarks"]))
+        self.assertEqual(self.one_run("-f", self.document, "--policy", "knorm")["remarks"], [])
+
+    def test_threads_make_no_difference(self):
+        arguments = ["-f", self.document, "--policy", "h2o", "--compare", "expected,capkv,compactor,dropkv-wo,cake"]
+        results = [[kept_and_error(run) for run in self.json(*arguments, "--threads", t)["runs"]] for t in ("1", "3")]
+        self.assertEqual(results[0], results[1])
+
+
 class Decoders(CommandLineTest):
     def test_both_give_the_same_tokens(self):
         for extra in ([], ["--fa", "off"], ["--kv", "f32"], ["--kv", "f32", "--fa", "off"]):

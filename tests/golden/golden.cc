@@ -16,10 +16,10 @@ constexpr const char* kNone = "none";
 }  // namespace
 
 GoldenLayer::GoldenLayer(const std::string& path) {
-  Result<Safetensors> file = Safetensors::Open(path);
+  Result<io::Safetensors> file = io::Safetensors::Open(path);
   EXPECT_TRUE(file.ok()) << file.status().message();
   if (!file.ok()) return;
-  file_ = std::make_unique<Safetensors>(std::move(*file));
+  file_ = std::make_unique<io::Safetensors>(std::move(*file));
   const auto number = [&](const char* key, double missing) {
     const Result<double> value = file_->Number(key);
     return value.ok() ? *value : missing;

@@ -10,7 +10,7 @@
 
 #include "dropkv/cache_view.h"
 #include "dropkv/keep_list.h"
-#include "support/safetensors.h"
+#include "io/safetensors.h"
 
 namespace dropkv::testing {
 
@@ -24,7 +24,7 @@ class GoldenLayer {
   int32_t kv_heads() const { return kv_heads_; }
   int32_t tokens() const { return tokens_; }
   int32_t head_dim() const { return head_dim_; }
-  const Safetensors& file() const { return *file_; }
+  const io::Safetensors& file() const { return *file_; }
 
   KvView View() const;
   AttentionSpec Attention() const;
@@ -42,7 +42,7 @@ class GoldenLayer {
   std::vector<uint8_t> KeptMask(const std::string& name) const;
 
  private:
-  std::unique_ptr<Safetensors> file_;
+  std::unique_ptr<io::Safetensors> file_;
   bool ok_ = false;
   int32_t query_heads_ = 0;
   int32_t kv_heads_ = 0;

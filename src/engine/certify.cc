@@ -1,0 +1,102 @@
+// The certificate of any keep list: docs/algorithm.md section 6.
+#include <algorithm>
+#include <vector>
+
+#include "core/workspace.h"
+#include "cpu/score.h"
+#include "engine/engine_impl.h"
+#include "reference/reference.h"
+
+namespace dropkv {
+namespace {
+
+Status CheckLists(const EvictShape& shape, const KeepList& keep) {
+  if (keep.layers() != shape.layers || keep.kv_heads() != shape.kv_heads)
+    return InvalidArgument("keep: expected lists of " + std::to_string(shape.layers) + " layers and " +
+                           std::to_string(shape.kv_heads) + " KV heads, got " + std::to_string(keep.layers()) +
+                           " and " + std::to_string(keep.kv_heads()));
+  for (int32_t layer = 0; layer < shape.layers; ++layer)
+    for (int32_t head = 0; head < shape.kv_heads; ++head) {
+      int32_t last = -1;
+      for (const int32_t position : keep.head(layer, head)) {
+        if (position <= last || position >= shape.tokens)
+          return InvalidArgument("keep: expected ascending positions below " + std::to_string(shape.tokens) +
+                                 Got(position) + " after " + std::to_string(last) + " in layer " +
+                                 std::to_string(layer) + ", head " + std::to_string(head));
+        last = position;
+      }
+    }
+  return Status::Ok();
+}
+
+void CertifyByReference(std::span<const LayerInput> layers, const KeepList& keep, float* output_error,
+                        float* evicted_mass) {
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const LayerInput& in = layers[i];
+    const reference::Certificate measured =
+        reference::Certify(in.kv, in.rows, in.attention, keep, static_cast<int32_t>(i));
+    const auto copy = [&](const std::vector<double>& from, float* to) {
+      if (to == nullptr) return;
+      std::transform(from.begin(), from.end(), to + i * from.size(), [](double x) { return static_cast<float>(x); });
+    };
+    copy(measured.output_error, output_error);
+    copy(measured.evicted_mass, evicted_mass);
+  }
+}
+
+std::vector<std::byte> MemoryOf(const Workspace& counted) { return std::vector<std::byte>(counted.bytes_needed()); }
+
+}  // namespace
+
+Status Engine::Certify(const EvictShape& shape, std::span<const LayerInput> layers, const KeepList& keep,
+                       float* output_error, float* evicted_mass) {
+  DROPKV_RETURN_IF_ERROR(CheckShape(shape));
+  if (layers.size() != static_cast<size_t>(shape.layers))
+    return InvalidArgument("layers: expected the shape's " + std::to_string(shape.layers) +
+                           Got(static_cast<int64_t>(layers.size())));
+  const int32_t rows = layers.front().rows.rows;
+  for (const LayerInput& layer : layers) {
+    DROPKV_RETURN_IF_ERROR(CheckLayer(shape, layer));
+    DROPKV_RETURN_IF_ERROR(CheckLayerRows(shape, rows, "as in the first layer", layer));
+  }
+  DROPKV_RETURN_IF_ERROR(CheckLists(shape, keep));
+  if (output_error == nullptr && evicted_mass == nullptr)
+    return InvalidArgument("output_error, evicted_mass: expected at least one of them, got null");
+  if (impl_->kernels == nullptr) {
+    CertifyByReference(layers, keep, output_error, evicted_mass);
+    return Status::Ok();
+  }
+  ThreadPool* const pool = &impl_->pool;
+  const cpu::WaveShape wave{cpu::LayersPerWave(shape, pool->threads()),
+                            shape.kv_heads,
+                            shape.query_heads / shape.kv_heads,
+                            rows,
+                            shape.tokens,
+                            shape.key_dim,
+                            shape.value_dim,
+                            pool->threads()};
+  Workspace lasting_size;
+  Workspace passing_size;
+  const cpu::WaveScorer counted(*impl_->kernels, pool, wave, lasting_size, passing_size);
+  std::vector<std::byte> lasting_memory = MemoryOf(lasting_size);
+  std::vector<std::byte> passing_memory = MemoryOf(passing_size);
+  Workspace lasting(lasting_memory);
+  Workspace passing(passing_memory);
+  cpu::WaveScorer scorer(*impl_->kernels, pool, wave, lasting, passing);
+  std::vector<uint8_t> flags(static_cast<size_t>(wave.heads()) * shape.tokens);
+  std::vector<std::span<const int32_t>> lists(wave.heads());
+  for (int32_t first = 0; first < shape.layers; first += wave.layers) {
+    const int32_t count = std::min(wave.layers, shape.layers - first);
+    const std::span<const LayerInput> part = layers.subspan(first, count);
+    scorer.Attend(part, true, flags.data());
+    for (int32_t i = 0; i < count * shape.kv_heads; ++i)
+      lists[i] = keep.head(first + i / shape.kv_heads, i % shape.kv_heads);
+    const int64_t at = int64_t{first} * shape.query_heads;
+    scorer.Certify(part, {lists.data(), static_cast<size_t>(count) * shape.kv_heads},
+                   output_error != nullptr ? output_error + at : nullptr,
+                   evicted_mass != nullptr ? evicted_mass + at : nullptr);
+  }
+  return Status::Ok();
+}
+
+}  // namespace dropkv
