@@ -77,28 +77,28 @@ struct Recipe {
   GroupRule group = GroupRule::kMean;
   bool group_before_pool = true;  // differs for maximum pooling only
   bool protect_window = true;
-  int32_t recent = 0;        // last tokens that are protected beside the window (Compactor 4)
-  double recent_share = 0;   // and this share of a head's tokens, the latest ones (H2O, VATP: half); Select() does it
+  int32_t recent = 0;       // last tokens that are protected beside the window (Compactor 4)
+  double recent_share = 0;  // and this share of a head's tokens, the latest ones (H2O, VATP: half); Select() does it
   LayerRule layers = LayerRule::kSame;
-  bool flat_heads = false;   // the best tokens of the layer, whatever their heads; policy.heads is then not read
+  bool flat_heads = false;  // the best tokens of the layer, whatever their heads; policy.heads is then not read
   double pyramid_beta = 20;
   double cake_tau1 = 1.6;
   double cake_tau2 = 0.6;
 
-  bool critical = false;      // CriticalKV's two stages over the score; with ada heads CriticalAdaKV
-  double first_stage = 0.5;   // f
-  double epsilon = 1e-4;      // critical: added to the score; kExpected: the same; kDropKvCompat: in the denominator
-  int32_t chunk = 0;          // ChunkKV: tokens kept or evicted together (20); kProjectionCode: 4
-  int32_t block = 0;          // kLag: lag; kKeyDiff: tokens a step (0: all at once); kCur: local window (0: global);
-                              // kCompactor, kLocalAttention: chunk; kVatp: last rows that are summed (0: all);
-                              // kDropKvCompat, ...: not read
-  int32_t future = 512;       // kExpected, kCapKv: positions to come that are averaged over
-  bool covariance = true;     // kExpected
-  bool value_norm = true;     // kExpected
-  bool cross = false;         // kLag: raw softmax instead of ranks
-  bool exact_bias = false;    // kDefensive: attention mass on the window itself (false: as the code does)
-  double gamma = 200;         // kVariance
-  int32_t sketch = 48;        // kCompactor: columns of the random projection
+  bool critical = false;     // CriticalKV's two stages over the score; with ada heads CriticalAdaKV
+  double first_stage = 0.5;  // f
+  double epsilon = 1e-4;     // critical: added to the score; kExpected: the same; kDropKvCompat: in the denominator
+  int32_t chunk = 0;         // ChunkKV: tokens kept or evicted together (20); kProjectionCode: 4
+  int32_t block = 0;         // kLag: lag; kKeyDiff: tokens a step (0: all at once); kCur: local window (0: global);
+                             // kCompactor, kLocalAttention: chunk; kVatp: last rows that are summed (0: all);
+                             // kDropKvCompat, ...: not read
+  int32_t future = 512;      // kExpected, kCapKv: positions to come that are averaged over
+  bool covariance = true;    // kExpected
+  bool value_norm = true;    // kExpected
+  bool cross = false;        // kLag: raw softmax instead of ranks
+  bool exact_bias = false;   // kDefensive: attention mass on the window itself (false: as the code does)
+  double gamma = 200;        // kVariance
+  int32_t sketch = 48;       // kCompactor: columns of the random projection
   CurForm cur = CurForm::kProduct;
   ObCacheForm obcache = ObCacheForm::kJoint;
 
