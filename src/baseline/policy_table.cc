@@ -62,7 +62,7 @@ std::string LayerText(const Recipe& recipe) {
 std::string AllocatorText(const Recipe& recipe) {
   if (recipe.scorer == Scorer::kFull) return kNothing;
   std::string heads(HeadRuleName(recipe.policy.heads));
-  if (recipe.policy.heads != HeadRule::kUniform) heads += " " + Number(recipe.policy.alpha);
+  if (recipe.policy.heads != HeadRule::kUniform) heads.append(" ").append(Number(recipe.policy.alpha));
   if (recipe.flat_heads) heads = recipe.layers == LayerRule::kFlat ? "flat (model)" : "flat (layer)";
   return Join({heads, recipe.critical ? "two stages" : "",
                recipe.chunk > 0 ? "chunks of " + std::to_string(recipe.chunk) : "", LayerText(recipe)});
@@ -236,7 +236,7 @@ std::string PolicyTableMarkdown(std::span<const Recipe> recipes) {
     text += "| `" + row.name + "` |";
     for (const std::string& cell :
          {row.signal, row.needs, row.window, row.pooling, row.is_protected, row.allocator, row.cost, row.source})
-      text += " " + Escaped(cell) + " |";
+      text.append(" ").append(Escaped(cell)).append(" |");
     text += "\n";
   }
   return text;

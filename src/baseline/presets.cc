@@ -89,18 +89,21 @@ void AddAdaptive(std::vector<Recipe>* recipes) {
 }
 
 void AddProjection(std::vector<Recipe>* recipes) {
-  recipes->push_back({.policy = {.name = "andpro", .window = 32, .pool = PastMean(5)},
+  Policy tokens{.name = "andpro", .window = 32, .pool = PastMean(5)};
+  recipes->push_back({.policy = std::move(tokens),
                       .scorer = Scorer::kProjection,
                       .signal = "sum p <v,a>/|a|",
                       .source = "AnDPro token by token, the form that the DropKV paper describes"});
-  recipes->push_back({.policy = {.name = "andpro_code", .window = 32, .pool = {PoolKind::kMax, 3, 3, false}, .sink = 4},
+  Policy chunks{.name = "andpro_code", .window = 32, .pool = {PoolKind::kMax, 3, 3, false}, .sink = 4};
+  recipes->push_back({.policy = std::move(chunks),
                       .scorer = Scorer::kProjectionCode,
                       .flat_heads = true,
                       .chunk = 4,
                       .signal = "sum over a chunk of <p v, sum of p v>",
                       .source = "MIRALab-USTC/LLM-AnDPro, commit dfc2617 (there: per query head)"});
   const auto add_caote = [&](const char* name, Scorer base, int32_t window, Pooling pool, const char* signal) {
-    recipes->push_back({.policy = {.name = name, .window = window, .pool = pool},
+    Policy policy{.name = name, .window = window, .pool = pool};
+    recipes->push_back({.policy = std::move(policy),
                         .scorer = Scorer::kCaote,
                         .base = base,
                         .signal = signal,

@@ -225,7 +225,8 @@ TEST(Names, UnknownPartsAreNamed) {
   expect("ada0.2.foo.w8", Code::kNotFound, "\"foo\" is none of them");
   for (const char* part : {"q5", "w", "k4", "k0", "kx", "lag16", "cross", "eps0.5", "w-3", "mean5+", "seed1", "W8",
                            "w99999999999", "chunk4", "gamma2", "beta3", "sink4x", "future9", "w 8"})
-    expect("snapkv.w32." + std::string(part), Code::kNotFound, "\"" + std::string(part) + "\" is none of them");
+    expect(std::string("snapkv.w32.").append(part), Code::kNotFound,
+           std::string("\"").append(part).append("\" is none of them"));
   expect("snapkv.w32.5", Code::kNotFound, "\"w32.5\" is none of them");
   expect("snapkv.", Code::kNotFound, "last point");
   expect("snapkv..w8", Code::kNotFound, "\"\" is none of them");
