@@ -69,12 +69,10 @@ Result<std::string> ReadDocument(const std::string& file) {
 // The flags that change policies, understood.
 Result<PolicyFlags> ReadPolicyFlags(const Raw& raw) {
   PolicyFlags flags;
-  const std::vector<std::string> compared = SplitList(raw.compare);
-  const bool names_all = std::find(compared.begin(), compared.end(), "all") != compared.end();
   flags.window = raw.window;
   flags.sink = raw.sink;
   flags.alpha = raw.alpha;
-  flags.own_settings = raw.own_settings || raw.policy == "all" || names_all;
+  flags.own_settings = raw.own_settings;
   if (!raw.pool.empty()) {
     const Result<Pooling> parsed = ParsePooling(raw.pool);
     if (!parsed.ok()) return FlagStatus("--pool", parsed.status());
@@ -90,7 +88,7 @@ Result<PolicyFlags> ReadPolicyFlags(const Raw& raw) {
   return flags;
 }
 
-// "all" stands for every preset, which then keeps what it differs from the others by.
+// "all" stands for every preset.
 Status AddPolicies(const std::string& flag, const std::string& name, uint32_t seed, std::vector<Recipe>* policies) {
   std::vector<Recipe> found;
   if (name == "all") {
@@ -258,7 +256,7 @@ Reads a document, keeps the part of its KV cache that matters, and answers from 
       --policy NAME       (adadropkv) )" +
          Wrapped(baseline::RecipeNames(), 38, 92) + R"(
                           also ada-NAME, critical-NAME, chunk-NAME
-      --compare LIST      policies to run beside it, from the same prefill: full,snapkv; all: every one, as it is
+      --compare LIST      policies to run beside it, from the same prefill: full,snapkv; all: every one
       --own-settings      compared policies keep their own window, pooling and sinks
       --window W          prompt rows that judge the tokens, 1..128; always kept
       --pool K|B,F        mean pooling: K wide (odd), or B tokens before and F after a hit; max:K, max:B,F

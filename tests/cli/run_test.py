@@ -128,10 +128,10 @@ class EveryPolicy(CommandLineTest):
                 self.assertGreater(kept["mean"], wanted - 20)
                 self.assertEqual(kept["min"] == kept["max"], run["decode"] == "native")
                 self.assertGreater(run["output_error"], 0)
-                self.assertEqual(run["certificate_rows"], 64)
+                self.assertEqual(run["certificate_rows"], 32)  # the window of andpro_code, which is its own
                 self.assertEqual(len(run["tokens"]), 2)
         by_name = {run["policy"]: run for run in runs}
-        self.assertEqual(by_name["snapkv"]["window"], 64)
+        self.assertEqual((by_name["snapkv"]["window"], by_name["andpro_code"]["window"]), (8, 32))
         self.assertEqual(by_name["layerdefensivekv"]["layers"], "flat")
 
     def test_both_attention_routes_agree(self):
