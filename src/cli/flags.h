@@ -14,6 +14,9 @@ namespace dropkv::cli {
 // place. flag empty: the argument's last part becomes the flag ("--window").
 Status FlagStatus(const std::string& flag, const Status& status);
 
+// The parts between commas. A comma at the end leaves an empty last part, which no list accepts.
+std::vector<std::string> SplitList(const std::string& text);
+
 // One of a fixed set of words.
 template <typename T>
 Status Choose(const std::string& flag, const std::string& value,

@@ -40,15 +40,6 @@ struct Raw {
   bool own_settings = false;
 };
 
-// A comma at the end leaves an empty last part, which no list accepts.
-std::vector<std::string> SplitList(const std::string& text) {
-  std::vector<std::string> parts;
-  std::stringstream stream(text);
-  for (std::string part; std::getline(stream, part, ',');) parts.push_back(part);
-  if (text.ends_with(',')) parts.emplace_back();
-  return parts;
-}
-
 Result<std::string> ReadDocument(const std::string& file) {
   if (file == "-") return std::string(std::istreambuf_iterator<char>(std::cin), {});
   std::ifstream stream(file, std::ios::binary);
@@ -86,25 +77,6 @@ Result<PolicyFlags> ReadPolicyFlags(const Raw& raw) {
     flags.heads = rule;
   }
   return flags;
-}
-
-// "all" stands for every preset.
-Status AddPolicies(const std::string& flag, const std::string& name, uint32_t seed, std::vector<Recipe>* policies) {
-  std::vector<Recipe> found;
-  if (name == "all") {
-    found.assign(baseline::Recipes().begin(), baseline::Recipes().end());
-  } else {
-    Result<Recipe> recipe = baseline::FindRecipe(name);
-    if (!recipe.ok()) return FlagStatus(flag, recipe.status());
-    found.push_back(std::move(*recipe));
-  }
-  for (Recipe& recipe : found) {
-    const auto same = [&](const Recipe& other) { return other.name() == recipe.name(); };
-    if (std::any_of(policies->begin(), policies->end(), same)) continue;
-    recipe.policy.seed = seed;
-    policies->push_back(std::move(recipe));
-  }
-  return Status::Ok();
 }
 
 Status ChoosePolicies(const Raw& raw, uint32_t seed, RunOptions* options) {
@@ -256,7 +228,7 @@ Reads a document, keeps the part of its KV cache that matters, and answers from 
       --policy NAME       (adadropkv) )" +
          Wrapped(baseline::RecipeNames(), 38, 92) + R"(
                           also ada-NAME, critical-NAME, chunk-NAME
-      --compare LIST      policies to run beside it, from the same prefill: full,snapkv; all: every one
+      --compare LIST      policies to run beside it, from the same prefill: full,snapkv; tier1, all
       --own-settings      compared policies keep their own window, pooling and sinks
       --window W          prompt rows that judge the tokens, 1..128; always kept
       --pool K|B,F        mean pooling: K wide (odd), or B tokens before and F after a hit; max:K, max:B,F

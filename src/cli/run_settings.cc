@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "cli/flags.h"
+
 namespace dropkv::cli {
 namespace {
 
@@ -53,6 +55,25 @@ void Apply(const PolicyFlags& flags, bool alone, Recipe* recipe) {
 }
 
 }  // namespace
+
+Status AddPolicies(const std::string& flag, const std::string& name, uint64_t seed, std::vector<Recipe>* policies) {
+  std::vector<Recipe> found;
+  if (name == "all" || name == "tier1") {
+    for (const Recipe& recipe : baseline::Recipes())
+      if (name == "all" || recipe.tier == 1) found.push_back(recipe);
+  } else {
+    Result<Recipe> recipe = baseline::FindRecipe(name);
+    if (!recipe.ok()) return FlagStatus(flag, recipe.status());
+    found.push_back(std::move(*recipe));
+  }
+  for (Recipe& recipe : found) {
+    const auto same = [&](const Recipe& other) { return other.name() == recipe.name(); };
+    if (std::any_of(policies->begin(), policies->end(), same)) continue;
+    recipe.policy.seed = seed;
+    policies->push_back(std::move(recipe));
+  }
+  return Status::Ok();
+}
 
 Status Settle(const PolicyFlags& flags, std::vector<Recipe>* policies) {
   const auto first =

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "baseline/recipe.h"
@@ -19,6 +20,11 @@ struct PolicyFlags {
   std::optional<HeadRule> heads;
   bool own_settings = false;
 };
+
+// Adds the policy of that name, or every preset for "all" and the paper's for "tier1"; those that are there already are
+// left out. Errors begin with the flag.
+Status AddPolicies(const std::string& flag, const std::string& name, uint64_t seed,
+                   std::vector<baseline::Recipe>* policies);
 
 // Compared policies that read a window's queries share window, pooling and sinks of the first of them, if it is the
 // first policy that evicts: then only the score differs. Without such queries a policy is its own settings (sinks of
