@@ -4,6 +4,7 @@
 #   make demo          the above and a model, then the demonstration; MODEL=smollm2 (default) or qwen
 #   make test          every test, under the sanitizers too, and lint; ends with ctest's summary
 #   make test-models   the tests with models, on the large one (1.1 GB) too; ACCEPT_GEMMA=1 accepts its terms and adds Gemma
+#   make test-peers    `dropkv score` beside kvpress on fresh random models; installs torch and kvpress (6 GB)
 #   make test-asan, test-tsan, bench, lint, format, install (PREFIX=/usr/local), clean
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -14,7 +15,7 @@ CTEST := ctest --output-on-failure -j $(shell nproc)
 export PYTHONDONTWRITEBYTECODE := 1
 export DROPKV_MODELS ?= $(shell tools/bootstrap.sh models)
 
-.PHONY: build demo test test-models test-asan test-tsan bench lint format install clean
+.PHONY: build demo test test-models test-peers test-asan test-tsan bench lint format install clean
 
 build:
 	@tools/bootstrap.sh build >/dev/null
@@ -38,6 +39,9 @@ test-models:
 	@if [ "$${ACCEPT_GEMMA:-}" = 1 ]; then tools/bootstrap.sh model gemma >/dev/null; fi
 	@tools/build.sh release
 	@cd build/release && $(CTEST) -L '^(llama|models)$$'
+
+test-peers: build
+	@tests/peers/kvpress_live.sh
 
 test-asan test-tsan: test-%:
 	@tools/bootstrap.sh build >/dev/null

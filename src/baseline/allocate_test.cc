@@ -112,7 +112,7 @@ TEST(Select, EqualsTheReferenceOfTheEngine) {
     policy.window = static_cast<int32_t>(1 + RandomBits(seed, 3) % 5);
     policy.sink = static_cast<int32_t>(RandomBits(seed, 4) % 3);
     policy.heads = static_cast<HeadRule>(seed % 3);
-    policy.alpha = Random(seed, 5);
+    if (policy.heads != HeadRule::kUniform) policy.alpha = Random(seed, 5);
     const int32_t smallest = policy.window + policy.sink;
     const int32_t keep = smallest + static_cast<int32_t>(RandomBits(seed, 6) % (n - smallest + 1));
     Recipe recipe = Named("dropkv");
@@ -186,6 +186,14 @@ TEST(Select, RecentShareOfTheBudget) {
   const LayerScores scores = Scores({{5, 4, 9, 8, 7, 1, 0, 0}});
   EXPECT_EQ(Kept(recipe, scores, 4), (Heads{{2, 3, 6, 7}}));
   EXPECT_EQ(Kept(recipe, scores, 5), (Heads{{2, 3, 4, 6, 7}}));  // trunc(2.5) of the latest
+}
+
+TEST(Select, SinksComeBeforeRecentTokens) {
+  const Recipe recipe = Named("streaming");
+  const LayerScores scores = Scores({{0, 1, 2, 3, 4, 5, 6, 7}}, {0, 1, 2, 3, 7});
+  EXPECT_EQ(Kept(recipe, scores, 6, false), (Heads{{0, 1, 2, 3, 6, 7}}));
+  EXPECT_EQ(Kept(recipe, scores, 5, false), (Heads{{0, 1, 2, 3, 7}}));
+  EXPECT_EQ(Kept(recipe, scores, 4, false), (Heads{{0, 1, 2, 3}}));
 }
 
 TEST(Select, FlatOverTheLayer) {

@@ -48,6 +48,9 @@ bool AllProtected(const LayerOrder& order, const Chunk& chunk) {
 
 LayerOrder::LayerOrder(const Recipe& recipe, const LayerScores& scores, int32_t keep)
     : scores_(&scores), protected_(scores.is_protected), kept_(scores.score.size(), 0) {
+  // StreamingLLM's recent tokens are what the sinks leave of a budget (kvpress counts so; without a clamp only).
+  if (recipe.scorer == Scorer::kRecency && keep <= recipe.policy.sink)
+    std::fill(protected_.begin() + std::min(scores.tokens, recipe.policy.sink), protected_.end(), uint8_t{0});
   const auto recent = std::min(scores.tokens, static_cast<int32_t>(recipe.recent_share * keep));
   std::fill(protected_.end() - recent, protected_.end(), uint8_t{1});
   keys_.reserve(scores.score.size());
