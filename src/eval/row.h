@@ -42,7 +42,7 @@ struct Row {
   // What came of it.
   std::string answer;
   int32_t answer_tokens = 0;
-  double score = 0;  // 0..1
+  double score = 0;              // 0..1
   std::vector<KeptTokens> kept;  // per layer that sees the whole prompt; of the full cache all tokens
   double output_error = 0;       // realised, over the certificate's rows
   // Fidelity: against the full cache over a forced continuation; absent where it was not measured.
@@ -58,10 +58,13 @@ struct Row {
   bool full() const { return policy == "full"; }
 };
 
-// One line of JSON without the newline; field names as above, absent optionals left out.
+// One line of JSON without the newline; field names as above, absent optionals left out, invalid UTF-8 replaced.
 std::string ToJsonLine(const Row& row);
-// Errors: not JSON, a field missing or of another type, by its name.
+// Errors: not JSON, a field missing or of another type, by its name. Unknown fields are passed over.
 Result<Row> ParseRow(std::string_view line);
+
+// An eviction that kept every token in every layer although its budget asked for less measured nothing: an error.
+Status CheckEviction(const Row& row);
 
 // What was run, on what: run.json beside the results.
 struct RunRecord {
@@ -76,6 +79,7 @@ struct RunRecord {
   std::string chat_template;   // "model's", "none"
   std::string haystack;        // where RULER's text came from
   std::string data;            // which files were read, with a hash each, one a line
+  std::string options;         // further ones that change results, as typed: "--fidelity 32 --max-length 31500"
   std::string kv_type;
   bool flash_attention = true;
   int32_t threads = 0;
