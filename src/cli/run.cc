@@ -126,12 +126,14 @@ Status Runner::Prefill(std::vector<Token> tokens) {
   if (!prefilled.ok()) return prefilled.status();
   prefilled_ = std::move(*prefilled);
   summary_.model = model_.name();
+  summary_.device = model_.device();
   summary_.layers = model_.layers();
   summary_.sliding_layers = static_cast<int32_t>(prefilled_.sliding.size());
   summary_.prompt_tokens = prefilled_.size();
   summary_.hidden = options_.hidden;
   summary_.prefill_s = prefilled_.seconds;
   summary_.statistics_s = prefilled_.statistics_seconds;
+  summary_.copy_s = prefilled_.copy_seconds;
   return Status::Ok();
 }
 
@@ -341,7 +343,7 @@ Status Run(const std::vector<std::string>& arguments) {
     return Status::Ok();
   }
   InstallStopHandler();
-  Result<llama::Model> model = llama::Model::Load((*options)->model);
+  Result<llama::Model> model = llama::Model::Load((*options)->model, {.gpu_layers = (*options)->gpu_layers});
   if (!model.ok()) return model.status();
   EngineOptions engine_options;
   engine_options.threads = (*options)->threads;

@@ -192,6 +192,7 @@ Result<std::optional<RunOptions>> ParseRun(std::vector<std::string> arguments) {
   app.add_option("--fa", raw.fa);
   app.add_option("--ctx", options.context);
   app.add_option("--threads", options.threads);
+  app.add_option("--gpu-layers", options.gpu_layers);
   app.add_option("--temp", options.temperature);
   app.add_option("--seed", options.seed);
   app.add_option("--max-tokens", options.max_tokens);
@@ -237,6 +238,7 @@ Reads a document, keeps the part of its KV cache that matters, and answers from 
       --decode WAY        auto, native (llama.cpp's attention, uniform heads), ragged (ours)
       --kv TYPE           cache type f16, f32, q8_0 (f16);    --fa on|off  flash attention (on)
       --ctx N             most tokens in all;   --threads N;   --max-tokens N (128);   --ignore-eos
+      --gpu-layers N      layers that libllama puts on a GPU; -1: all where it finds one (-1)
       --temp T            0: greedy (0);        --seed N (0)
       --raw               no chat template;     --json  one object on standard output, nothing else
 )";

@@ -25,8 +25,9 @@ struct RunOptions {
   DecodeWay decode = DecodeWay::kAuto;
   DType kv_type = DType::kF16;
   bool flash_attention = true;
-  int32_t context = 0;  // most tokens, prompt and answers together; 0: what the model was trained for
-  int32_t threads = 0;  // 0: one per core
+  int32_t context = 0;      // most tokens, prompt and answers together; 0: what the model was trained for
+  int32_t threads = 0;      // 0: one per core
+  int32_t gpu_layers = -1;  // layers on a GPU; negative: all where there is one
   float temperature = 0;
   uint32_t seed = 0;
   int32_t max_tokens = 128;

@@ -221,6 +221,8 @@ std::string TableText(const RunSummary& summary) {
                                  summary.prompt_tokens / summary.prefill_s);
   if (summary.statistics_s > 0)
     text += fmt::format("statistics of all queries, for the policies that read them: {:.2f} s\n", summary.statistics_s);
+  if (summary.device != "CPU")
+    text += fmt::format("{}: {:.0f} ms to bring the cache to host memory\n", summary.device, summary.copy_s * 1e3);
   for (const auto& row : rows) text += Row(row, widths);
   for (const RunRecord& run : summary.runs)
     if (run.verdict == "WRONG")
@@ -238,12 +240,14 @@ std::string JsonText(const RunSummary& summary) {
   nlohmann::json runs = nlohmann::json::array();
   for (const RunRecord& run : summary.runs) runs.push_back(RunJson(summary, run));
   const nlohmann::json json = {{"model", summary.model},
+                               {"device", summary.device},
                                {"n_layers", summary.layers},
                                {"sliding_layers", summary.sliding_layers},
                                {"prompt_tokens", summary.prompt_tokens},
                                {"question", summary.hidden ? "hidden" : "seen"},
                                {"self_test_worst", summary.self_test_worst},
                                {"statistics_s", summary.statistics_s},
+                               {"copy_s", summary.copy_s},
                                {"runs", runs}};
   return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }

@@ -41,12 +41,14 @@ struct RunRecord {
 
 struct RunSummary {
   std::string model;
+  std::string device;  // "CPU", or the GPU's name
   int32_t layers = 0;
   int32_t sliding_layers = 0;
   int32_t prompt_tokens = 0;
   bool hidden = false;
   double prefill_s = 0;
   double statistics_s = 0;  // of all queries, gathered for the policies that need them; not part of prefill_s
+  double copy_s = 0;        // of bringing a GPU's cache to host memory, once for all runs; not part of prefill_s
   double self_test_worst = 0;
   std::vector<RunRecord> runs;
 };

@@ -2,13 +2,13 @@
 
 namespace dropkv::llama {
 
-Status AttendRows(const LayerInfo& layer, const AttentionSpec& attention, const std::vector<float>& q,
-                  RaggedCache* cache, RaggedDecode* decode, ThreadPool* pool, std::vector<float>* out) {
-  const Result<KvView> view = layer.View(layer.pending);
+Status AttendRows(LayerInfo* layer, const AttentionSpec& attention, const std::vector<float>& q, RaggedCache* cache,
+                  RaggedDecode* decode, ThreadPool* pool, std::vector<float>* out) {
+  const Result<KvView> view = layer->View(layer->pending);
   if (!view.ok()) return view.status();
-  const size_t tokens = layer.pending.size();
-  const size_t q_size = static_cast<size_t>(layer.query_heads) * layer.key_dim;
-  const size_t out_size = static_cast<size_t>(layer.query_heads) * layer.value_dim;
+  const size_t tokens = layer->pending.size();
+  const size_t q_size = static_cast<size_t>(layer->query_heads) * layer->key_dim;
+  const size_t out_size = static_cast<size_t>(layer->query_heads) * layer->value_dim;
   if (q.size() != tokens * q_size)
     return {Code::kInternal, "the query of a layer has " + std::to_string(q.size()) + " elements, expected " +
                                  std::to_string(tokens * q_size)};

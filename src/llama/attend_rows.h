@@ -11,7 +11,7 @@ namespace dropkv::llama {
 
 // q [tokens, Hq, d] as ReadQuery gives it; the tokens are layer.pending, whose keys and values lie in their cells by
 // now. out [tokens, Hq, dv]. `decode` was made for the cache's shape; pool may be null.
-Status AttendRows(const LayerInfo& layer, const AttentionSpec& attention, const std::vector<float>& q,
-                  RaggedCache* cache, RaggedDecode* decode, ThreadPool* pool, std::vector<float>* out);
+Status AttendRows(LayerInfo* layer, const AttentionSpec& attention, const std::vector<float>& q, RaggedCache* cache,
+                  RaggedDecode* decode, ThreadPool* pool, std::vector<float>* out);
 
 }  // namespace dropkv::llama

@@ -36,7 +36,7 @@ void StatisticsCapture::Output(int32_t layer, ggml_tensor* out) {
 }
 
 Status StatisticsCapture::Add(int32_t layer) {
-  const LayerInfo& info = tap_->layers().at(layer);
+  LayerInfo& info = tap_->layers().at(layer);
   const Result<KvView> view = info.View(info.cells);
   if (!view.ok()) return view.status();
   const auto count = static_cast<int32_t>(info.pending.size());
@@ -55,7 +55,7 @@ const baseline::PromptStatistics* StatisticsCapture::find(int32_t layer) const {
 }
 
 Status ShadowCheck::Fill() {
-  for (const auto& [number, layer] : tap_->layers()) {
+  for (auto& [number, layer] : tap_->layers()) {
     const Result<KvView> view = layer.View(layer.cells);
     if (!view.ok()) return view.status();
     Result<RaggedCache> cache = RaggedCache::Create(view->k.dtype, layer.kv_heads, layer.key_dim, layer.value_dim);
@@ -75,8 +75,9 @@ void ShadowCheck::Query(int32_t layer, const ggml_tensor* q) {
   if (!status_.ok() || !caches_.contains(layer)) return;
   query_.clear();
   ReadQuery(q, &query_);
-  const LayerInfo& info = tap_->layers().at(layer);
-  status_ = AttendRows(info, info.Attention(), query_, &caches_.at(layer), &decodes_.at(layer), nullptr, &ours_[layer]);
+  LayerInfo& info = tap_->layers().at(layer);
+  status_ =
+      AttendRows(&info, info.Attention(), query_, &caches_.at(layer), &decodes_.at(layer), nullptr, &ours_[layer]);
 }
 
 void ShadowCheck::Output(int32_t layer, ggml_tensor* out) {

@@ -33,7 +33,7 @@ class WindowCapture : public AttentionListener {
 class StatisticsCapture : public AttentionListener {
  public:
   // `tap` shows the layers; tokens: length of the prompt; pool may be null.
-  StatisticsCapture(const Tap* tap, baseline::StatisticsPlan plan, int32_t tokens, ThreadPool* pool)
+  StatisticsCapture(Tap* tap, baseline::StatisticsPlan plan, int32_t tokens, ThreadPool* pool)
       : tap_(tap), plan_(std::move(plan)), tokens_(tokens), pool_(pool) {}
 
   // From now on every query goes to `next` too.
@@ -52,7 +52,7 @@ class StatisticsCapture : public AttentionListener {
  private:
   Status Add(int32_t layer);
 
-  const Tap* tap_;
+  Tap* tap_;
   baseline::StatisticsPlan plan_;
   int32_t tokens_;
   ThreadPool* pool_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <string>
 
 #include "dropkv/engine.h"
@@ -73,6 +74,7 @@ Status NativeDecoder::Init(Prefilled* prefilled, const KeepList& keep, int32_t r
     return InvalidArgument("--decode native: every head must keep the same number of tokens, got " +
                            std::to_string(keep.min_length()) + " to " + std::to_string(keep.max_length()) +
                            "; uniform heads (--heads uniform) or --decode ragged");
+  tap_.set_always_copy(prefilled->options.copy_cache);
   end_ = prefilled->size();
   const int32_t kept = prefilled->layers.empty() ? end_ : keep.max_length();
   window_state_ = prefilled->window_state;
@@ -95,9 +97,10 @@ Status NativeDecoder::Init(Prefilled* prefilled, const KeepList& keep, int32_t r
 Status NativeDecoder::WriteKept(Prefilled* prefilled, const KeepList& keep) {
   if (keep.max_length() == end_) return Status::Ok();  // nothing evicted: the state brought every row
   for (size_t i = 0; i < prefilled->layers.size(); ++i) {
-    const LayerInfo& source = prefilled->tap->layers().at(prefilled->layers[i]);
-    const LayerInfo& target = tap_.layers().at(prefilled->layers[i]);
+    LayerInfo& source = prefilled->tap->layers().at(prefilled->layers[i]);
+    LayerInfo& target = tap_.layers().at(prefilled->layers[i]);
     std::vector<int32_t> cells(keep.max_length());
+    std::iota(cells.begin(), cells.end(), 0);
     const Result<KvView> from = source.View(source.cells);
     if (!from.ok()) return from.status();
     const Result<KvView> to = target.View(cells);
@@ -108,6 +111,7 @@ Status NativeDecoder::WriteKept(Prefilled* prefilled, const KeepList& keep) {
     const MutableKvView destination{to->kv_heads,  to->tokens,      to->key_dim,
                                     to->value_dim, writable(to->k), writable(to->v)};
     DROPKV_RETURN_IF_ERROR(Compact(*from, keep, static_cast<int32_t>(i), destination));
+    target.WriteBack(cells);
   }
   return Status::Ok();
 }
@@ -137,12 +141,13 @@ class RaggedDecoder : public Decoder {
 };
 
 Status RaggedDecoder::Init(Prefilled* prefilled, const KeepList& keep, int32_t reserve) {
+  tap_.set_always_copy(prefilled->options.copy_cache);
   end_ = prefilled->size();
   window_state_ = prefilled->window_state;
   sliding_window_ = prefilled->model->sliding_window();
   for (size_t i = 0; i < prefilled->layers.size(); ++i) {
     const int32_t number = prefilled->layers[i];
-    const LayerInfo& layer = prefilled->tap->layers().at(number);
+    LayerInfo& layer = prefilled->tap->layers().at(number);
     const Result<KvView> view = layer.View(layer.cells);
     if (!view.ok()) return view.status();
     Result<RaggedCache> cache = RaggedCache::Create(view->k.dtype, layer.kv_heads, layer.key_dim, layer.value_dim);
@@ -180,6 +185,7 @@ Status RaggedDecoder::ChooseWay(Token token) {
   DROPKV_RETURN_IF_ERROR(DecodePiece(std::span(&token, 1), end_));
   const std::vector<float> by_stop = logits_;
   DROPKV_RETURN_IF_ERROR(Rewind());
+  if (!takeover_.any_on_host()) return Status::Ok();
   takeover_.set_replace(true);
   DROPKV_RETURN_IF_ERROR(DecodePiece(std::span(&token, 1), end_));
   takeover_.set_replace(std::memcmp(by_stop.data(), logits_.data(), by_stop.size() * sizeof(float)) == 0);

@@ -249,6 +249,35 @@ TEST_P(DecoderTest, RewindForgetsWhatWasFed) {
   }
 }
 
+// A cache read and written through host copies, as a device's is, gives the bits of one that is host memory itself.
+TEST_P(DecoderTest, HostCopyGivesTheSameBits) {
+  for (PrefillOptions options : Routes()) {
+    std::vector<std::vector<float>> answers[2];
+    for (const bool copy : {false, true}) {
+      options.copy_cache = copy;
+      Prefilled prefilled = Prefill(options);
+      const int32_t layers = static_cast<int32_t>(prefilled.layers.size());
+      const KeepList keep = RandomKeep(layers, GetParam().config.kv_heads, kPrompt, 40, 40, 10);
+      for (const auto& make : {MakeNativeDecoder, MakeRaggedDecoder}) {
+        Result<std::unique_ptr<Decoder>> decoder = make(&prefilled, keep, 16);
+        ASSERT_TRUE(decoder.ok()) << decoder.status().message();
+        for (const int32_t from : {0, 5}) {
+          ASSERT_TRUE((*decoder)->Feed(Tokens(kPrompt + from, from == 0 ? 5 : 1), kPrompt + from).ok());
+          answers[copy].emplace_back((*decoder)->logits().begin(), (*decoder)->logits().end());
+        }
+      }
+    }
+    EXPECT_EQ(answers[0], answers[1]) << Name(options);
+  }
+}
+
+TEST_P(DecoderTest, GpuLayersNeedAGpu) {
+  if (model_->device() != "CPU") GTEST_SKIP() << "there is one: " << model_->device();
+  const Result<Model> model = Model::Load(path_, {.gpu_layers = 1});
+  ASSERT_FALSE(model.ok());
+  EXPECT_EQ(model.status().message().find("--gpu-layers: expected 0"), 0) << model.status().message();
+}
+
 TEST_P(DecoderTest, NativeRefusesRaggedLists) {
   PrefillOptions options;
   options.window = kWindow;

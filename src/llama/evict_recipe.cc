@@ -65,7 +65,7 @@ Result<LayerInputs> LayerInputs::Make(const Prefilled& prefilled, int32_t window
                                                  " rows of queries, the policy's window needs " + std::to_string(rows));
   for (int32_t i = 0; i < rows; ++i) inputs.visible_.push_back(n - rows + i + 1);
   for (const int32_t number : prefilled.layers) {
-    const LayerInfo& layer = prefilled.tap->layers().at(number);
+    LayerInfo& layer = prefilled.tap->layers().at(number);
     const Result<KvView> view = layer.View(layer.cells);
     if (!view.ok()) return view.status();
     LayerInput& input = inputs.layers_.emplace_back();

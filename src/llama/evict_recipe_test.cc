@@ -125,7 +125,7 @@ class EvictRecipeTest : public ::testing::TestWithParam<Case> {
 
 std::unique_ptr<CopiedLayer> EvictRecipeTest::Copy(const Prefilled& prefilled, int32_t number) {
   auto copy = std::make_unique<CopiedLayer>();
-  const LayerInfo& info = prefilled.tap->layers().at(number);
+  LayerInfo& info = prefilled.tap->layers().at(number);
   const Result<KvView> view = info.View(info.cells);
   EXPECT_TRUE(view.ok());
   const int32_t n = view->tokens;
@@ -272,7 +272,7 @@ TEST_P(EvictRecipeTest, StatisticsOfPiecesEqualThoseOfOne) {
     const baseline::PromptStatistics* pieces = prefilled.statistics->find(number);
     ASSERT_NE(pieces, nullptr);
     EXPECT_TRUE(pieces->complete());
-    const LayerInfo& info = prefilled.tap->layers().at(number);
+    LayerInfo& info = prefilled.tap->layers().at(number);
     const Result<KvView> view = info.View(info.cells);
     const baseline::PromptStatistics whole = AtOnce(prefilled, number, info.rope, *view);
     const auto expect_near = [](const std::vector<double>& a, const std::vector<double>& b) {

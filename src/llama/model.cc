@@ -1,5 +1,6 @@
 #include "llama/model.h"
 
+#include <ggml-backend.h>
 #include <llama.h>
 
 #include <algorithm>
@@ -40,6 +41,12 @@ Status CheckFile(const std::string& path) {
   return Status::Ok();
 }
 
+// Null where no back end of libllama finds one.
+ggml_backend_dev_t FindGpu() {
+  const ggml_backend_dev_t gpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_GPU);
+  return gpu != nullptr ? gpu : ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_IGPU);
+}
+
 }  // namespace
 
 void InstallLog() {
@@ -62,14 +69,23 @@ Model::Model(Model&&) noexcept = default;
 Model& Model::operator=(Model&&) noexcept = default;
 Model::~Model() = default;
 
-Result<Model> Model::Load(const std::string& path) {
+Result<Model> Model::Load(const std::string& path, const ModelOptions& options) {
   InstallLog();
   DROPKV_RETURN_IF_ERROR(CheckFile(path));
   TakeLogError();
   llama_model_params params = llama_model_default_params();
-  params.n_gpu_layers = 0;
+  const ggml_backend_dev_t gpu = FindGpu();
+  if (options.gpu_layers > 0 && gpu == nullptr)
+    return Unsupported("--gpu-layers: expected 0, as libllama finds no GPU here, got " +
+                       std::to_string(options.gpu_layers));
+  const bool on_gpu = gpu != nullptr && options.gpu_layers != 0;
+  params.n_gpu_layers = on_gpu ? options.gpu_layers : 0;
+  // An empty list: without it large products would go to a GPU even with no layer there.
+  std::array<ggml_backend_dev_t, 1> none = {nullptr};
+  if (!on_gpu) params.devices = none.data();
   Model model;
   model.path_ = path;
+  model.device_ = on_gpu ? ggml_backend_dev_description(gpu) : "CPU";
   model.model_.reset(llama_model_load_from_file(path.c_str(), params));
   if (model.model_ == nullptr) {
     const std::string reason = TakeLogError();

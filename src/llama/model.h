@@ -25,11 +25,16 @@ struct TurnTemplate {
   std::string after;   // to the point where the assistant speaks
 };
 
+struct ModelOptions {
+  // Layers whose weights and cache go to a GPU. Negative: all where libllama finds one, else none. 0: the CPU alone.
+  int32_t gpu_layers = -1;
+};
+
 class Model {
  public:
   // Errors: no such file, not a GGUF, truncated, or a kind of model whose cache cannot be evicted per head (recurrent,
-  // hybrid, encoder-decoder, diffusion, MLA, ALiBi), by name.
-  static Result<Model> Load(const std::string& path);
+  // hybrid, encoder-decoder, diffusion, MLA, ALiBi), by name; GPU layers where there is no GPU.
+  static Result<Model> Load(const std::string& path, const ModelOptions& options = {});
 
   Model(Model&&) noexcept;
   Model& operator=(Model&&) noexcept;
@@ -39,6 +44,7 @@ class Model {
   const std::string& path() const { return path_; }                  // of the file it came from
   const std::string& name() const { return name_; }                  // general.name, else the file's name
   const std::string& architecture() const { return architecture_; }  // general.architecture
+  const std::string& device() const { return device_; }              // "CPU", or the GPU's name
   int32_t layers() const;
   int32_t kv_heads() const;  // of the first layer
   int32_t vocab_size() const;
@@ -73,6 +79,7 @@ class Model {
   std::string path_;
   std::string name_;
   std::string architecture_;
+  std::string device_;
   std::string chat_template_;
 };
 

@@ -11,12 +11,13 @@ using Clock = std::chrono::steady_clock;
 
 double SecondsSince(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-Status CheckLayer(const Model& model, int32_t number, const LayerInfo& layer) {
+Status CheckLayer(const Model& model, int32_t number, LayerInfo* layer) {
   const std::string where = "model '" + model.name() + "', layer " + std::to_string(number) + ": ";
-  if (layer.max_bias != 0) return Unsupported(where + "ALiBi takes its bias from a token's place in the cache");
-  if (layer.query_heads == 0 || layer.value_dim == 0 || layer.v_root == nullptr)
+  if (layer->max_bias != 0) return Unsupported(where + "ALiBi takes its bias from a token's place in the cache");
+  if (layer->query_heads == 0 || layer->value_dim == 0 || layer->v_root == nullptr)
     return Unsupported(where + "its attention was not found in the graph");
-  const Result<KvView> view = layer.View(layer.cells);
+  // One token shows what is to be checked; a device's others stay where they are.
+  const Result<KvView> view = layer->View(std::span(layer->cells).first(1));
   if (!view.ok()) return view.status();
   const Status status = CheckKvView(*view);
   return status.ok() ? status : Status(status.code(), where + status.message());
@@ -104,8 +105,8 @@ Status SortLayers(Prefilled* prefilled) {
   const bool may_slide = prefilled->model->sliding_window() > 0;
   const bool inside = may_slide && prefilled->size() <= prefilled->model->sliding_window();
   const LayerInfo* first = nullptr;
-  for (const auto& [number, layer] : prefilled->tap->layers()) {
-    DROPKV_RETURN_IF_ERROR(CheckLayer(*prefilled->model, number, layer));
+  for (auto& [number, layer] : prefilled->tap->layers()) {
+    DROPKV_RETURN_IF_ERROR(CheckLayer(*prefilled->model, number, &layer));
     if (inside || layer.last_row_sees < prefilled->size()) {
       if (!may_slide)
         return Unsupported("model '" + prefilled->model->name() + "', layer " + std::to_string(number) +
@@ -122,6 +123,19 @@ Status SortLayers(Prefilled* prefilled) {
         layer.key_dim != first->key_dim || layer.value_dim != first->value_dim)
       return Unsupported("model '" + prefilled->model->name() + "': its layers differ in head counts or sizes");
   }
+  return Status::Ok();
+}
+
+// Brings a device's cache to host memory, where it is going to be judged. What is there already is not copied again.
+Status CopyCache(Prefilled* prefilled) {
+  if (prefilled->rows() == 0) return Status::Ok();
+  const auto start = Clock::now();
+  for (const int32_t number : prefilled->layers) {
+    LayerInfo& layer = prefilled->tap->layers().at(number);
+    const Result<KvView> view = layer.View(layer.cells);
+    if (!view.ok()) return view.status();
+  }
+  prefilled->copy_seconds = SecondsSince(start);
   return Status::Ok();
 }
 
@@ -157,6 +171,7 @@ Result<Prefilled> Prefill(const Model& model, std::vector<Token> tokens, const P
   prefilled.options.window = Window(options);
   prefilled.tokens = std::move(tokens);
   prefilled.tap = std::make_unique<Tap>();
+  prefilled.tap->set_always_copy(options.copy_cache);
   prefilled.capture = std::make_unique<WindowCapture>();
   Result<std::optional<OutputWeights>> weights = OpenWeights(model, options.recipes);
   if (!weights.ok()) return weights.status();
@@ -183,6 +198,7 @@ Result<Prefilled> Prefill(const Model& model, std::vector<Token> tokens, const P
   const std::span<const float> logits = prefilled.context->logits();
   prefilled.logits.assign(logits.begin(), logits.end());
   DROPKV_RETURN_IF_ERROR(SortLayers(&prefilled));
+  DROPKV_RETURN_IF_ERROR(CopyCache(&prefilled));
   if (prefilled.statistics != nullptr) DROPKV_RETURN_IF_ERROR(prefilled.statistics->status());
   if (model.sliding_window() > 0) {
     Result<std::vector<uint8_t>> state = prefilled.context->State(0, n, true);
@@ -205,6 +221,7 @@ Result<SelfTest> RunSelfTest(const Model& model, std::span<const Token> tokens, 
   std::vector<Token> text;
   while (text.size() < kRecorded + kShadowed) text.push_back(tokens[text.size() % tokens.size()]);
   Tap tap;
+  tap.set_always_copy(options.copy_cache);
   ContextOptions small;
   small.cells = 256;
   small.ubatch = 64;
@@ -221,8 +238,8 @@ Result<SelfTest> RunSelfTest(const Model& model, std::span<const Token> tokens, 
     return Unsupported("model '" + model.name() + "': no attention over a KV cache was found in its graph");
   const Result<std::optional<OutputWeights>> weights = OpenWeights(model, options.recipes);
   if (!weights.ok()) return weights.status();
-  for (const auto& [number, layer] : tap.layers()) {
-    DROPKV_RETURN_IF_ERROR(CheckLayer(model, number, layer));
+  for (auto& [number, layer] : tap.layers()) {
+    DROPKV_RETURN_IF_ERROR(CheckLayer(model, number, &layer));
     DROPKV_RETURN_IF_ERROR(CheckNeeds(model, options.recipes, number, layer, *weights));
   }
 

@@ -29,6 +29,8 @@ struct PrefillOptions {
   int32_t window = 8;    // rows of queries to keep, 0..128: the last ones of the prompt
   // Policies that are to be applied: their windows widen `window`, and what else they read is captured too.
   std::vector<baseline::Recipe> recipes;
+  // Reads the cache through copies in host memory, as a device's is, even where it is in host memory itself.
+  bool copy_cache = false;
   int32_t reserve = 0;         // cells for tokens decoded over the full cache
   ThreadPool* pool = nullptr;  // for attention over ragged caches; null: the calling thread
   const std::atomic<bool>* cancel = nullptr;
@@ -54,6 +56,7 @@ struct Prefilled {
   std::vector<uint8_t> window_state;  // of the sliding-window cache; empty where the model has none
   double seconds = 0;                 // of the decode calls, statistics not counted
   double statistics_seconds = 0;
+  double copy_seconds = 0;  // of bringing a device's cache to host memory, once for all policies
 
   int32_t size() const { return static_cast<int32_t>(tokens.size()); }
   int32_t rows() const;  // captured

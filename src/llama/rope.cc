@@ -48,6 +48,11 @@ bool KeepsDirection(const ggml_tensor* node) {
   }
 }
 
+// A matrix that is an input of the graph. A device gets a copy of it, which only the name tells from a weight's.
+bool IsRotation(const ggml_tensor* matrix) {
+  return (matrix->flags & GGML_TENSOR_FLAG_INPUT) != 0 || std::strstr(matrix->name, "attn_inp_k_rot") != nullptr;
+}
+
 // The pair at which a rotation of the original context's length makes `turns` turns (YaRN, Peng et al. 2023).
 double PairOfTurns(const ggml_tensor* node, double turns) {
   const double context = node->op_params[kOriginalContext];
@@ -78,7 +83,7 @@ QuerySource FindQuerySource(const ggml_tensor* q) {
       source.rope = node;
       return source;
     }
-    const bool rotation = node->op == GGML_OP_MUL_MAT && (node->src[0]->flags & GGML_TENSOR_FLAG_INPUT) != 0;
+    const bool rotation = node->op == GGML_OP_MUL_MAT && IsRotation(node->src[0]);
     if (rotation) source.rotated = true;
     if (!rotation && !KeepsDirection(node)) break;
     node = rotation ? node->src[1] : node->src[0];

@@ -57,7 +57,9 @@ bool Takeover::Replace(int32_t number, ggml_tensor* node) {
   Layer& layer = *layers_.at(number);
   const bool replaced = node->op == GGML_OP_CUSTOM;
   const bool one_token = node->ne[2] == 1;
-  const bool on_host = node->buffer != nullptr && ggml_backend_buffer_is_host(node->buffer);
+  const bool on_host =
+      node->buffer != nullptr && ggml_backend_buffer_is_host(node->buffer) && tap_->layers().at(number).on_host();
+  any_on_host_ = any_on_host_ || on_host;
   if (replace_ && one_token && on_host) {
     if (!replaced) {
       const auto* params = reinterpret_cast<const char*>(node->op_params);
@@ -78,7 +80,7 @@ void Takeover::Query(int32_t number, const ggml_tensor* q) {
   Layer& layer = *layers_.at(number);
   layer.query.clear();
   ReadQuery(q, &layer.query);
-  status_ = AttendRows(tap_->layers().at(number), layer.attention, layer.query, &layer.cache, &layer.decode, pool_,
+  status_ = AttendRows(&tap_->layers().at(number), layer.attention, layer.query, &layer.cache, &layer.decode, pool_,
                        &layer.output);
 }
 
@@ -89,7 +91,7 @@ void Takeover::Output(int32_t number, ggml_tensor* out) {
 }
 
 Status Takeover::BeginLayer(Layer* layer, ggml_tensor* node, int32_t workers) {
-  const LayerInfo& info = tap_->layers().at(layer->number);
+  LayerInfo& info = tap_->layers().at(layer->number);
   const Result<KvView> view = info.View(info.pending);
   if (!view.ok()) return view.status();
   DROPKV_RETURN_IF_ERROR(layer->cache.Append(*view, 0));

@@ -28,6 +28,8 @@ class Takeover : public AttentionListener {
   void BeginCall() { ++call_; }
   void set_replace(bool replace) { replace_ = replace; }
   bool replace() const { return replace_; }
+  // Whether any layer's attention was computed in host memory so far: only there a node can be replaced.
+  bool any_on_host() const { return any_on_host_; }
 
   // Removes the last `count` tokens of every layer.
   Status Truncate(int32_t count);
@@ -64,6 +66,7 @@ class Takeover : public AttentionListener {
   std::map<int32_t, std::unique_ptr<Layer>> layers_;
   uint64_t call_ = 0;
   bool replace_ = false;
+  bool any_on_host_ = false;
   Status status_;
 };
 

@@ -59,25 +59,35 @@ std::vector<float> ReadFloats(const ggml_tensor* tensor) {
 
 }  // namespace
 
-Result<KvView> LayerInfo::View(std::span<const int32_t> token_cells) const {
-  for (const ggml_tensor* root : {k_root, v_root})
-    if (root == nullptr || !ggml_backend_buffer_is_host(root->buffer))
-      return Unsupported("the KV cache of a layer is not in host memory");
+bool LayerInfo::on_host() const {
+  return ggml_backend_buffer_is_host(k_root->buffer) && ggml_backend_buffer_is_host(v_root->buffer);
+}
+
+Result<KvView> LayerInfo::View(std::span<const int32_t> token_cells) {
+  if (k_root == nullptr || v_root == nullptr) return Unsupported("a layer's KV cache was not found in the graph");
   const Result<DType> k_type = ToDType(k_root->type);
   if (!k_type.ok()) return k_type.status();
   const Result<DType> v_type = ToDType(v_root->type);
   if (!v_type.ok()) return v_type.status();
+  const bool direct = on_host() && !always_copy;
+  if (!direct) copy.Read({k_root, v_root, v_transposed}, token_cells);
+  const void* const k = direct ? k_root->data : copy.k();
+  const void* const v = direct ? v_root->data : copy.v();
   KvView view;
   view.kv_heads = kv_heads;
   view.tokens = static_cast<int32_t>(token_cells.size());
   view.key_dim = key_dim;
   view.value_dim = value_dim;
-  view.k = {k_root->data, *k_type, key_dim, k_root->ne[0], 1};
+  view.k = {k, *k_type, key_dim, k_root->ne[0], 1};
   const int64_t cells_in_cache = v_root->ne[1];
-  view.v = v_transposed ? KvTensor{v_root->data, *v_type, value_dim * cells_in_cache, 1, cells_in_cache}
-                        : KvTensor{v_root->data, *v_type, value_dim, v_root->ne[0], 1};
+  view.v = v_transposed ? KvTensor{v, *v_type, value_dim * cells_in_cache, 1, cells_in_cache}
+                        : KvTensor{v, *v_type, value_dim, v_root->ne[0], 1};
   view.cells = token_cells.data();
   return view;
+}
+
+void LayerInfo::WriteBack(std::span<const int32_t> token_cells) const {
+  if (copy.k() != nullptr) copy.Write({k_root, v_root, v_transposed}, token_cells);
 }
 
 bool Tap::Callback(ggml_tensor* node, bool ask, void* user_data) {
@@ -143,6 +153,8 @@ void Tap::RecordSetRows(const ggml_tensor* node) {
     std::vector<int64_t> cells(node->src[1]->ne[0]);
     ggml_backend_tensor_get(node->src[1], cells.data(), 0, cells.size() * sizeof(int64_t));
     layer.pending.assign(cells.begin(), cells.end());
+    layer.copy.Forget(layer.pending);
+    layer.always_copy = always_copy_;
     layer.cells.insert(layer.cells.end(), layer.pending.begin(), layer.pending.end());
   } else if (v_layer >= 0) {
     LayerInfo& layer = layers_[v_layer];

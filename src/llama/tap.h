@@ -14,6 +14,7 @@
 #include "baseline/input.h"
 #include "dropkv/cache_view.h"
 #include "dropkv/status.h"
+#include "llama/host_copy.h"
 
 struct ggml_tensor;
 
@@ -39,9 +40,19 @@ struct LayerInfo {
   std::vector<int32_t> cells;    // of every token since Reset
   std::vector<int32_t> pending;  // of the tokens of the present call
 
-  // The cache of this layer as a view of tokens 0 .. cells.size()-1, or of the pending ones. Errors: not in host
-  // memory, or of a type that is not f32, f16, bf16 or q8_0.
-  Result<KvView> View(std::span<const int32_t> token_cells) const;
+  HostCopy copy;             // of a cache that is not in host memory
+  bool always_copy = false;  // reads host memory through `copy` too
+
+  bool on_host() const;
+
+  // The cache of this layer as a view of the tokens in these cells: `cells`, or `pending`. Where it lies on a device
+  // the view is of host memory, and cells that were written since they were last viewed are copied now; not before the
+  // graph has run as far as their writing. Error: a type that is not f32, f16, bf16 or q8_0.
+  Result<KvView> View(std::span<const int32_t> token_cells);
+
+  // After a write through a view's pointers: takes the cells to the device, where there is one.
+  void WriteBack(std::span<const int32_t> token_cells) const;
+
   AttentionSpec Attention() const { return {scale, soft_cap, sinks.empty() ? nullptr : sinks.data()}; }
 };
 
@@ -76,6 +87,8 @@ class Tap {
   void set_listener(AttentionListener* listener) { listener_ = listener; }
   // Off: no recording either.
   void set_recording(bool recording) { recording_ = recording; }
+  // Every cache is read the way a device's is.
+  void set_always_copy(bool always_copy) { always_copy_ = always_copy; }
 
   // By layer number, in order.
   const std::map<int32_t, LayerInfo>& layers() const { return layers_; }
@@ -95,6 +108,7 @@ class Tap {
   std::map<int32_t, LayerInfo> layers_;
   int32_t current_ = -1;  // layer of the last cache write: its attention comes next
   bool recording_ = true;
+  bool always_copy_ = false;
   AttentionListener* listener_ = nullptr;
 };
 
