@@ -145,11 +145,20 @@ void SelectFlat(const Recipe& recipe, std::span<const LayerScores> layers, const
   for (const LayerOrder& order : orders) order.Write(&lists->offsets, &lists->positions);
 }
 
+// Scores with a window of queries, or one that is a setting of the method's.
+bool HasWindow(const Recipe& recipe) {
+  return NeedsOf(recipe).window_queries || recipe.scorer == Scorer::kAttentionSum || recipe.scorer == Scorer::kCaote ||
+         recipe.scorer == Scorer::kRandom || recipe.scorer == Scorer::kRecency || recipe.scorer == Scorer::kFull;
+}
+
 void AddWarnings(const Recipe& recipe, Selection* selection) {
   const bool adaptive = recipe.policy.heads != HeadRule::kUniform || recipe.flat_heads;
   if (adaptive && !ComparableAcrossHeads(recipe))
     selection->warnings.push_back("policy " + recipe.name() +
                                   ": its scores do not mean the same in every head, and heads share by them");
+  if (recipe.policy.window > 0 && !HasWindow(recipe))
+    selection->warnings.push_back("window: policy " + recipe.name() + " looks at no queries; its window of " +
+                                  std::to_string(recipe.policy.window) + " only protects the last tokens");
   if (selection->budgets.raised)
     selection->warnings.push_back("budget: raised to the protected tokens of policy " + recipe.name());
 }

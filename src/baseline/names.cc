@@ -129,11 +129,13 @@ bool ApplyWord(std::string_view word, Recipe* recipe) {
     recipe->value_norm = false;
   } else if (word == "exactbias" && recipe->scorer == Scorer::kDefensive) {
     recipe->exact_bias = true;
-  } else if (word == "key" && (cur || obcache)) {
+  } else if (word == "key" && cur) {
     recipe->cur = CurForm::kKey;
-    recipe->obcache = ObCacheForm::kKey;
-  } else if (word == "value" && (cur || obcache)) {
+  } else if (word == "value" && cur) {
     recipe->cur = CurForm::kValue;
+  } else if (word == "key" && obcache) {
+    recipe->obcache = ObCacheForm::kKey;
+  } else if (word == "value" && obcache) {
     recipe->obcache = ObCacheForm::kValue;
   } else if (word == "kv_avg" && cur) {
     recipe->cur = CurForm::kMean;
@@ -221,7 +223,7 @@ bool ApplyPart(std::string_view part, Recipe* recipe) {
   const std::string_view number = part.substr(digit);
   if (const std::optional<int32_t> count = ReadAll<int32_t>(number); count && ApplyCount(word, *count, recipe))
     return true;
-  if (word == "seed" && recipe->scorer == Scorer::kRandom) {
+  if (word == "seed" && (recipe->scorer == Scorer::kRandom || recipe->scorer == Scorer::kCompactor)) {
     const std::optional<uint64_t> seed = ReadAll<uint64_t>(number);
     if (seed) recipe->policy.seed = *seed;
     return seed.has_value();

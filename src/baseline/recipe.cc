@@ -14,8 +14,9 @@ namespace {
 
 constexpr int32_t kMaxBlock = 1 << 20;
 
-bool OneOf(Scorer scorer, std::initializer_list<Scorer> scorers) {
-  return std::find(scorers.begin(), scorers.end(), scorer) != scorers.end();
+template <typename T>
+bool OneOf(T value, std::initializer_list<T> values) {
+  return std::find(values.begin(), values.end(), value) != values.end();
 }
 
 // What the attention of a caote recipe comes from, else the scorer itself.
@@ -25,11 +26,6 @@ bool ReadsWindow(const Recipe& recipe) {
   return OneOf(Reads(recipe), {Scorer::kDropKv, Scorer::kDropKvCompat, Scorer::kDropKvWo, Scorer::kAttention,
                                Scorer::kProjection, Scorer::kProjectionCode, Scorer::kLastRow, Scorer::kFinch,
                                Scorer::kObCache, Scorer::kDefensive, Scorer::kVariance});
-}
-
-bool IsPooled(const Recipe& recipe) {
-  return (ReadsWindow(recipe) && !OneOf(Reads(recipe), {Scorer::kLastRow, Scorer::kFinch})) ||
-         OneOf(recipe.scorer, {Scorer::kCompactor, Scorer::kLocalAttention});
 }
 
 Status Expected(const char* field, const std::string& expected, const std::string& got) {
@@ -61,6 +57,19 @@ Status CheckEnums(const Recipe& recipe) {
   return Status::Ok();
 }
 
+Status CheckPooling(const Recipe& recipe) {
+  const Pooling& pool = recipe.policy.pool;
+  const bool pools = pool.before != 0 || pool.after != 0;
+  if (pools && !PoolsScores(recipe))
+    return Expected("policy.pool", "none for " + recipe.name() + ", whose scores are not pooled", PoolingText(pool));
+  if (pools && !PoolsBy(recipe, pool.kind))
+    return Expected("policy.pool", "a mean for policy " + recipe.name() + ", whose rows keep their sums through it",
+                    PoolingText(pool));
+  if (pool.past_only && (recipe.policy.window == 0 || recipe.scorer == Scorer::kProjectionCode))
+    return Expected("policy.pool", "all tokens for " + recipe.name(), PoolingText(pool));
+  return Status::Ok();
+}
+
 // The engine's own checks, but for the window: here it may be 0.
 Status CheckPolicyFields(const Recipe& recipe) {
   const int32_t smallest = ReadsWindow(recipe) || EngineSignal(recipe.scorer) ? 1 : 0;
@@ -73,13 +82,10 @@ Status CheckPolicyFields(const Recipe& recipe) {
   DROPKV_RETURN_IF_ERROR(CheckPolicy(policy));
   if (Reads(recipe) == Scorer::kLastRow && recipe.policy.window != 1)
     return Expected("policy.window", "1 for a score of the last row", std::to_string(recipe.policy.window));
-  const bool pools = recipe.policy.pool.before != 0 || recipe.policy.pool.after != 0;
-  if (pools && !IsPooled(recipe))
-    return Expected("policy.pool", "none for " + recipe.name() + ", whose scores are not pooled",
-                    PoolingText(recipe.policy.pool));
-  if (recipe.policy.pool.past_only && recipe.policy.window == 0)
-    return Expected("policy.pool", "all tokens where there is no window", PoolingText(recipe.policy.pool));
-  return Status::Ok();
+  if (recipe.scorer == Scorer::kRecency && recipe.policy.window != 1)
+    return Expected("policy.window", "1 for " + recipe.name() + ", which keeps the latest tokens anyway",
+                    std::to_string(recipe.policy.window));
+  return CheckPooling(recipe);
 }
 
 Status CheckFields(const Recipe& recipe) {
@@ -135,6 +141,63 @@ Status CheckCombination(const Recipe& recipe) {
   return recipe.critical ? CheckCritical(recipe) : Status::Ok();
 }
 
+// Rules for the query heads of a group, where the scorer goes by them.
+bool ReadsGroupRule(const Recipe& recipe) {
+  const Scorer scorer = Reads(recipe);
+  if (recipe.group == GroupRule::kMax) return scorer == Scorer::kAttention || scorer == Scorer::kVariance;
+  return ReadsWindow(recipe) && !OneOf(scorer, {Scorer::kLastRow, Scorer::kProjectionCode, Scorer::kDefensive});
+}
+
+// A field that is not at its default though nothing reads it: whoever set it expects something of it.
+Status CheckUnread(const Recipe& recipe) {
+  struct Field {
+    const char* name;
+    bool set;
+    bool read;
+  };
+  const Recipe plain;
+  const Scorer scorer = recipe.scorer;
+  const bool full = scorer == Scorer::kFull;
+  const bool defensive = scorer == Scorer::kDefensive;  // its definition, not a choice
+  const bool expected = scorer == Scorer::kExpected;
+  const bool cake = recipe.layers == LayerRule::kCake;
+  const Field fields[] = {
+      {"policy.window", recipe.policy.window > 1, !full},
+      {"policy.sink", recipe.policy.sink != 0, !full},
+      {"policy.alpha", recipe.policy.alpha != plain.policy.alpha, recipe.policy.heads != HeadRule::kUniform},
+      {"recent", recipe.recent != 0, !full},
+      {"recent_share", recipe.recent_share != 0, !full && scorer != Scorer::kProjectionCode},
+      {"base", recipe.base != plain.base, scorer == Scorer::kCaote},
+      {"group", recipe.group != (defensive ? GroupRule::kMax : GroupRule::kMean), ReadsGroupRule(recipe)},
+      {"group_before_pool", recipe.group_before_pool == defensive,
+       OneOf(Reads(recipe), {Scorer::kAttention, Scorer::kVariance})},
+      {"protect_window", !recipe.protect_window,
+       recipe.policy.window > 0 && !full && scorer != Scorer::kProjectionCode},
+      {"pyramid_beta", recipe.pyramid_beta != plain.pyramid_beta,
+       OneOf(recipe.layers, {LayerRule::kPyramid, LayerRule::kPyramidOriginal})},
+      {"cake_tau1", recipe.cake_tau1 != plain.cake_tau1, cake},
+      {"cake_tau2", recipe.cake_tau2 != plain.cake_tau2, cake},
+      {"first_stage", recipe.first_stage != plain.first_stage, recipe.critical},
+      {"epsilon", recipe.epsilon != plain.epsilon && !(expected && recipe.epsilon == 0),
+       recipe.critical || scorer == Scorer::kDropKvCompat || (expected && recipe.value_norm)},
+      {"block", recipe.block != 0,
+       OneOf(scorer, {Scorer::kLag, Scorer::kKeyDiff, Scorer::kCur, Scorer::kCompactor, Scorer::kLocalAttention,
+                      Scorer::kVatp})},
+      {"future", recipe.future != plain.future, OneOf(scorer, {Scorer::kExpected, Scorer::kCapKv})},
+      {"covariance", !recipe.covariance, expected},
+      {"value_norm", !recipe.value_norm, expected},
+      {"cross", recipe.cross, scorer == Scorer::kLag},
+      {"exact_bias", recipe.exact_bias, defensive},
+      {"gamma", recipe.gamma != plain.gamma, scorer == Scorer::kVariance},
+      {"sketch", recipe.sketch != plain.sketch, scorer == Scorer::kCompactor},
+      {"cur", recipe.cur != plain.cur, scorer == Scorer::kCur},
+      {"obcache", recipe.obcache != plain.obcache, scorer == Scorer::kObCache}};
+  for (const Field& field : fields)
+    if (field.set && !field.read)
+      return Expected(field.name, "the default for " + recipe.name() + ", which does not read it", "another value");
+  return Status::Ok();
+}
+
 }  // namespace
 
 std::optional<Signal> EngineSignal(Scorer scorer) {
@@ -178,6 +241,15 @@ Needs NeedsOf(const Recipe& recipe) {
   return needs;
 }
 
+bool PoolsScores(const Recipe& recipe) {
+  return (ReadsWindow(recipe) && !OneOf(Reads(recipe), {Scorer::kLastRow, Scorer::kFinch})) ||
+         OneOf(recipe.scorer, {Scorer::kCompactor, Scorer::kLocalAttention});
+}
+
+bool PoolsBy(const Recipe& recipe, PoolKind kind) {
+  return PoolsScores(recipe) && (kind == PoolKind::kMean || recipe.scorer != Scorer::kDefensive);
+}
+
 bool ComparableAcrossHeads(const Recipe& recipe) {
   return !OneOf(recipe.scorer,
                 {Scorer::kKeyNorm, Scorer::kKeyDiff, Scorer::kLag, Scorer::kCompactor, Scorer::kLocalAttention});
@@ -203,7 +275,8 @@ Status CheckRecipe(const Recipe& recipe) {
   DROPKV_RETURN_IF_ERROR(CheckEnums(recipe));
   DROPKV_RETURN_IF_ERROR(CheckPolicyFields(recipe));
   DROPKV_RETURN_IF_ERROR(CheckFields(recipe));
-  return CheckCombination(recipe);
+  DROPKV_RETURN_IF_ERROR(CheckCombination(recipe));
+  return CheckUnread(recipe);
 }
 
 }  // namespace dropkv::baseline

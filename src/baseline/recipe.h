@@ -80,7 +80,7 @@ struct Recipe {
   int32_t recent = 0;       // last tokens that are protected beside the window (Compactor 4)
   double recent_share = 0;  // and this share of a head's tokens, the latest ones (H2O, VATP: half); Select() does it
   LayerRule layers = LayerRule::kSame;
-  bool flat_heads = false;  // the best tokens of the layer, whatever their heads; policy.heads is then not read
+  bool flat_heads = false;  // the best tokens of the layer, whatever their heads; policy.heads must be uniform then
   double pyramid_beta = 20;
   double cake_tau1 = 1.6;
   double cake_tau2 = 0.6;
@@ -118,6 +118,12 @@ bool RunsOnEngine(const Recipe& recipe);
 
 Needs NeedsOf(const Recipe& recipe);
 
+// Whether policy.pool means anything to it: some scores are not pooled by definition.
+bool PoolsScores(const Recipe& recipe);
+
+// And a pooling of that kind: DefensiveKV's rows keep their sums through it, which a maximum does not.
+bool PoolsBy(const Recipe& recipe, PoolKind kind);
+
 // Scores that mean the same in every head of a layer; an adaptive or flat rule over others deserves a warning.
 bool ComparableAcrossHeads(const Recipe& recipe);
 
@@ -132,7 +138,8 @@ Result<Recipe> FindRecipe(std::string_view name);
 // "full, dropkv, ..." for messages and help.
 std::string RecipeNames();
 
-// Ranges of all fields, and what cannot be combined; the message names the field.
+// Ranges of all fields, what cannot be combined, and fields that nothing in the recipe reads but that are not at their
+// default (policy.seed may be: commands set it for all); the message names the field.
 Status CheckRecipe(const Recipe& recipe);
 
 }  // namespace dropkv::baseline

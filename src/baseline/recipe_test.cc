@@ -168,6 +168,8 @@ TEST(Names, OfTheComparisonData) {
   EXPECT_FALSE(Found("expected.novnorm").value_norm);
   EXPECT_EQ(Found("cur.kv_avg").cur, CurForm::kMean);
   EXPECT_EQ(Found("cur.value").cur, CurForm::kValue);
+  EXPECT_EQ(Found("obcache.value").obcache, ObCacheForm::kValue);
+  EXPECT_EQ(Found("compactor.seed7").policy.seed, 7U);
   EXPECT_EQ(Found("cur.global").block, 0);
   EXPECT_EQ(Found("cap").scorer, Scorer::kCapKv);
   EXPECT_EQ(Found("noncausal.chunk64").block, 64);
@@ -241,6 +243,9 @@ TEST(Names, UnknownPartsAreNamed) {
   expect("critical-dropkv-compat", Code::kInvalidArgument, "critical");
   expect("critical-chunkkv", Code::kInvalidArgument, "chunk");
   expect("ada-chunkkv", Code::kInvalidArgument, "chunk");
+  expect("full.w8", Code::kInvalidArgument, "policy.window");
+  expect("streaming.w8", Code::kInvalidArgument, "policy.window");
+  expect("expected.novnorm.eps0.5", Code::kInvalidArgument, "epsilon");
   expect("ada-defensivekv", Code::kInvalidArgument, "flat_heads");
   expect("lagkv.lag0", Code::kInvalidArgument, "block");
 }
@@ -276,6 +281,67 @@ TEST(CheckRecipe, NamesTheField) {
   expect("snapkv", "layers", [](Recipe& r) { r.layers = LayerRule::kCake; });
   expect("snapkv", "flat_heads", [](Recipe& r) { r.layers = LayerRule::kFlat; });
   expect("knorm", "policy.pool", [](Recipe& r) { r.policy.pool.past_only = true; });
+  expect("andpro_code", "policy.pool", [](Recipe& r) { r.policy.pool.past_only = true; });
+  expect("defensivekv", "policy.pool", [](Recipe& r) { r.policy.pool.kind = PoolKind::kMax; });
+  expect("streaming", "policy.pool", [](Recipe& r) { r.policy.pool = PastMean(2); });
+  expect("streaming", "policy.window", [](Recipe& r) { r.policy.window = 8; });
+}
+
+// A setting that nothing reads would do nothing, silently.
+TEST(CheckRecipe, RefusesWhatNothingReads) {
+  const auto expect = [](const char* base, const char* field, const std::function<void(Recipe&)>& change) {
+    Recipe recipe = Found(base);
+    change(recipe);
+    const Status status = CheckRecipe(recipe);
+    EXPECT_EQ(status.message(), std::string(field) + ": expected the default for " + base +
+                                    ", which does not read it, got another value");
+  };
+  expect("full", "policy.window", [](Recipe& r) { r.policy.window = 8; });
+  expect("full", "policy.sink", [](Recipe& r) { r.policy.sink = 4; });
+  expect("full", "recent", [](Recipe& r) { r.recent = 4; });
+  expect("snapkv", "policy.alpha", [](Recipe& r) { r.policy.alpha = 0.5; });
+  expect("andpro_code", "recent_share", [](Recipe& r) { r.recent_share = 0.5; });
+  expect("andpro_code", "protect_window", [](Recipe& r) { r.protect_window = false; });
+  expect("knorm", "protect_window", [](Recipe& r) { r.protect_window = false; });
+  expect("snapkv", "base", [](Recipe& r) { r.base = Scorer::kLastRow; });
+  for (const char* name : {"dropkv", "dropkv-compat", "dropkv-wo", "andpro", "finch", "obcache", "h2o", "tova",
+                           "caote-h2o", "knorm", "compactor", "expected", "andpro_code"})
+    expect(name, "group", [](Recipe& r) { r.group = GroupRule::kMax; });
+  for (const char* name : {"h2o", "tova", "caote-tova", "knorm", "andpro_code", "defensivekv"})
+    expect(name, "group", [](Recipe& r) { r.group = GroupRule::kSum; });
+  expect("defensivekv", "group", [](Recipe& r) { r.group = GroupRule::kMean; });
+  expect("defensivekv", "group_before_pool", [](Recipe& r) { r.group_before_pool = true; });
+  expect("dropkv", "group_before_pool", [](Recipe& r) { r.group_before_pool = false; });
+  expect("snapkv", "pyramid_beta", [](Recipe& r) { r.pyramid_beta = 10; });
+  expect("pyramidkv", "cake_tau1", [](Recipe& r) { r.cake_tau1 = 1; });
+  expect("pyramidkv", "cake_tau2", [](Recipe& r) { r.cake_tau2 = 1; });
+  expect("snapkv", "first_stage", [](Recipe& r) { r.first_stage = 0.25; });
+  expect("snapkv", "epsilon", [](Recipe& r) { r.epsilon = 0; });
+  expect("expected.novnorm", "epsilon", [](Recipe& r) { r.epsilon = 0.5; });
+  expect("snapkv", "block", [](Recipe& r) { r.block = 16; });
+  expect("knorm", "future", [](Recipe& r) { r.future = 64; });
+  expect("capkv", "covariance", [](Recipe& r) { r.covariance = false; });
+  expect("capkv", "value_norm", [](Recipe& r) { r.value_norm = false; });
+  expect("cur", "cross", [](Recipe& r) { r.cross = true; });
+  expect("snapkv", "exact_bias", [](Recipe& r) { r.exact_bias = true; });
+  expect("snapkv", "gamma", [](Recipe& r) { r.gamma = 1; });
+  expect("noncausal", "sketch", [](Recipe& r) { r.sketch = 8; });
+  expect("obcache", "cur", [](Recipe& r) { r.cur = CurForm::kKey; });
+  expect("cur", "obcache", [](Recipe& r) { r.obcache = ObCacheForm::kKey; });
+}
+
+TEST(CheckRecipe, AllowsTheGroupRulesThatAreRead) {
+  for (const char* name : {"snapkv", "adakv", "caote", "cake"})
+    for (const GroupRule rule : {GroupRule::kMax, GroupRule::kSum}) {
+      Recipe recipe = Found(name);
+      recipe.group = rule;
+      EXPECT_TRUE(CheckRecipe(recipe).ok()) << name << ": " << CheckRecipe(recipe).message();
+    }
+  for (const char* name : {"dropkv", "dropkv-wo", "andpro", "finch", "obcache"}) {
+    Recipe recipe = Found(name);
+    recipe.group = GroupRule::kSum;
+    EXPECT_TRUE(CheckRecipe(recipe).ok()) << name << ": " << CheckRecipe(recipe).message();
+  }
 }
 
 TEST(ComparableAcrossHeads, NotForRanksAndNormalisedScores) {

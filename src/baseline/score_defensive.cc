@@ -125,9 +125,6 @@ void MarkFirstStage(const Sums& sums, int32_t past, double threshold, int32_t li
 
 Status ScoreDefensive(const Recipe& recipe, const Layer& layer, double keep_fraction, ThreadPool* pool,
                       LayerScores* scores) {
-  if (recipe.policy.pool.kind != PoolKind::kMean)
-    return Unsupported("policy.pool: expected a mean for policy " + recipe.name() +
-                       ", whose rows keep their sums through it, got " + PoolingText(recipe.policy.pool));
   const int32_t window = recipe.policy.window;
   const ObservationRows rows = LastRows(layer, window);
   WindowAttention attention(layer.kv, rows, layer.attention, false, pool);

@@ -10,16 +10,20 @@
 namespace dropkv::baseline {
 namespace {
 
-// Where AnDPro's code cuts the prompt: chunks, of which the first and the window's whole ones are kept.
+// Where AnDPro's code cuts the prompt: chunks, of which the first and the window's whole ones are kept, and any that
+// holds a sink or a recent token.
 struct Chunks {
   int32_t size;
   int32_t count;
-  int32_t first_kept;  // of the last ones
+  int32_t first;       // how many of the first ones are kept
+  int32_t last_begin;  // of the last ones that are
 
   Chunks(const Recipe& recipe, int32_t n) : size(std::max(1, recipe.chunk)), count((n + size - 1) / size) {
-    first_kept = std::max(0, count - recipe.policy.window / size);
+    first = std::max(1, (std::min(recipe.policy.sink, n) + size - 1) / size);
+    last_begin = std::max(0, count - recipe.policy.window / size);
+    if (recipe.recent > 0) last_begin = std::min(last_begin, std::max(0, n - recipe.recent) / size);
   }
-  bool Kept(int32_t token) const { return token / size == 0 || token / size >= first_kept; }
+  bool Kept(int32_t token) const { return token / size < first || token / size >= last_begin; }
 };
 
 // D_i = sum over the tokens of chunks that are not kept of pooled p v: one KV head's anchors [dv, lanes] in panels.
@@ -94,7 +98,7 @@ Status ScoreProjectionCode(const Recipe& recipe, const Layer& layer, double /*ke
   const int32_t lanes = attention.lanes();
   const Chunks chunks(recipe, n);
   const Pooling& pooling = recipe.policy.pool;
-  for (int32_t j = 0; j < n; ++j) scores->is_protected[j] = chunks.Kept(j) || j < recipe.policy.sink ? 1 : 0;
+  for (int32_t j = 0; j < n; ++j) scores->is_protected[j] = chunks.Kept(j) ? 1 : 0;
   attention.ForEachRange(0, [&](const WindowAttention::Range& range) {
     const AlignedFloats anchors = Anchors(attention, range, pooling, chunks);
     double* out = scores->score.data() + static_cast<size_t>(range.kv_head) * n;

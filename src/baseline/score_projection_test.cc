@@ -64,6 +64,23 @@ TEST_P(ProjectionScores, ProjectionCode) {
   for (int32_t j = 0; j < n; ++j) EXPECT_EQ(scores.is_protected[j], kept(j / kChunk) ? 1 : 0) << j;
 }
 
+// Chunks with a sink or a recent token are kept whole, and take no part in the anchor either.
+TEST(ScoreProjectionCode, KeepsTheChunksOfSinksAndRecentTokens) {
+  WindowCase window(cpu::ScoreCase{});
+  const int32_t n = window.shape.tokens;
+  ASSERT_EQ(n, 151);  // 38 chunks, the last of 3 tokens
+  Recipe recipe = WindowRecipe(Scorer::kProjectionCode, 4);
+  recipe.chunk = 4;
+  recipe.flat_heads = true;
+  recipe.policy.sink = 6;
+  recipe.recent = 8;
+  const LayerScores scores = ScoreOf(recipe, window.MakeLayer());
+  for (int32_t j = 0; j < n; ++j) EXPECT_EQ(scores.is_protected[j], j < 8 || j >= 140 ? 1 : 0) << j;
+  recipe.policy.sink = 4;
+  recipe.recent = 0;
+  EXPECT_NE(ScoreOf(recipe, window.MakeLayer()).score, scores.score);
+}
+
 double Saliency(const WindowCase& window, ObCacheForm form, int32_t h, int32_t i, int32_t j) {
   const double p = window.p(h, i, j);
   if (p == 0.0) return 0.0;

@@ -102,6 +102,10 @@ inline Recipe WindowRecipe(Scorer scorer, int32_t window) {
   recipe.scorer = scorer;
   recipe.policy.window = window;
   recipe.policy.pool = {};
+  if (scorer == Scorer::kDefensive) {
+    recipe.group = GroupRule::kMax;
+    recipe.group_before_pool = false;
+  }
   return recipe;
 }
 

@@ -1,6 +1,7 @@
 #include "cli/run_settings.h"
 
 #include <algorithm>
+#include <string>
 
 #include "cli/flags.h"
 
@@ -21,7 +22,7 @@ bool HasWindow(const Recipe& recipe) {
   return baseline::NeedsOf(recipe).window_queries && !ReadsLastRow(recipe) && recipe.scorer != Scorer::kProjectionCode;
 }
 
-bool IsPooled(const Recipe& recipe) { return HasWindow(recipe) && recipe.scorer != Scorer::kFinch; }
+bool SharesPooling(const Recipe& recipe) { return HasWindow(recipe) && baseline::PoolsScores(recipe); }
 
 bool HasSinks(const Recipe& recipe) { return HasWindow(recipe) || recipe.scorer == Scorer::kRandom; }
 
@@ -37,21 +38,66 @@ void SetPooling(const Pooling& pool, Recipe* recipe) {
 
 void Share(const Recipe& shared, Recipe* recipe) {
   if (HasWindow(shared) && HasWindow(*recipe)) recipe->policy.window = shared.policy.window;
-  if (IsPooled(shared) && IsPooled(*recipe)) SetPooling(shared.policy.pool, recipe);
+  const Pooling& pool = shared.policy.pool;
+  if (SharesPooling(shared) && SharesPooling(*recipe) && baseline::PoolsBy(*recipe, pool.kind))
+    SetPooling(pool, recipe);
   const bool has_sinks = HasSinks(shared) || shared.scorer == Scorer::kRecency;
   if (has_sinks && HasSinks(*recipe)) recipe->policy.sink = shared.policy.sink;
 }
 
+// Which flags some policy reads.
+struct Taken {
+  bool window = false;
+  bool sink = false;
+  bool pool = false;
+  bool heads = false;
+  bool alpha = false;
+};
+
 // alone: the only policy that evicts; what it cannot take is then an error of CheckRecipe.
-void Apply(const PolicyFlags& flags, bool alone, Recipe* recipe) {
+void Apply(const PolicyFlags& flags, bool alone, Recipe* recipe, Taken* taken) {
   Policy& policy = recipe->policy;
   const bool fixed = recipe->scorer == Scorer::kProjectionCode;
-  const bool any_window = policy.window > 0 && !ReadsLastRow(*recipe) && !fixed;
-  if (flags.window && (alone || any_window)) policy.window = *flags.window;
-  if (flags.sink && (alone || !fixed)) policy.sink = *flags.sink;
-  if (flags.alpha) policy.alpha = *flags.alpha;
-  if (flags.pool && (IsPooled(*recipe) || (alone && !baseline::RunsOnEngine(*recipe)))) SetPooling(*flags.pool, recipe);
-  if (flags.heads && (alone || TakesHeads(*recipe, *flags.heads))) policy.heads = *flags.heads;
+  const bool any_window = policy.window > 0 && !ReadsLastRow(*recipe) && !fixed && recipe->scorer != Scorer::kRecency;
+  if (flags.window && (alone || any_window)) {
+    policy.window = *flags.window;
+    taken->window = true;
+  }
+  if (flags.sink && (alone || !fixed)) {
+    policy.sink = *flags.sink;
+    taken->sink = true;
+  }
+  if (flags.pool && (alone || (SharesPooling(*recipe) && baseline::PoolsBy(*recipe, flags.pool->kind)))) {
+    SetPooling(*flags.pool, recipe);
+    taken->pool = taken->pool || baseline::PoolsScores(*recipe);
+  }
+  if (flags.heads && (alone || TakesHeads(*recipe, *flags.heads))) {
+    policy.heads = *flags.heads;
+    if (policy.heads == HeadRule::kUniform) policy.alpha = Policy{}.alpha;  // which no rule is left to read
+    taken->heads = taken->heads || !recipe->flat_heads;
+  }
+  if (flags.alpha && policy.heads != HeadRule::kUniform) {
+    policy.alpha = *flags.alpha;
+    taken->alpha = true;
+  }
+}
+
+// A flag that no policy reads would do nothing, silently.
+Status CheckTaken(const PolicyFlags& flags, const Taken& taken, const std::vector<Recipe>& policies) {
+  std::string names;
+  for (const Recipe& recipe : policies)
+    if (!IsFull(recipe) || policies.size() == 1) names += (names.empty() ? "" : ", ") + recipe.name();
+  const auto check = [&](const char* field, bool given, bool read, const char* expected) {
+    if (!given || read) return Status::Ok();
+    return InvalidArgument("policy." + std::string(field) + ": expected " + expected + ", got " + names);
+  };
+  DROPKV_RETURN_IF_ERROR(check("window", flags.window.has_value(), taken.window, "a policy with a window"));
+  DROPKV_RETURN_IF_ERROR(check("sink", flags.sink.has_value(), taken.sink, "a policy that protects first tokens"));
+  DROPKV_RETURN_IF_ERROR(check("pool", flags.pool.has_value(), taken.pool, "a policy that pools its scores so"));
+  DROPKV_RETURN_IF_ERROR(
+      check("heads", flags.heads.has_value(), taken.heads, "a policy whose heads can share a budget by such a rule"));
+  return check("alpha", flags.alpha.has_value(), taken.alpha,
+               "heads that share a budget (--heads ada or ada-o), which alpha is a setting of");
 }
 
 }  // namespace
@@ -78,19 +124,20 @@ Status AddPolicies(const std::string& flag, const std::string& name, uint64_t se
 Status Settle(const PolicyFlags& flags, std::vector<Recipe>* policies) {
   const auto first =
       std::find_if(policies->begin(), policies->end(), [](const Recipe& recipe) { return !IsFull(recipe); });
-  if (first == policies->end()) return Status::Ok();
+  Taken taken;
+  if (first == policies->end()) return CheckTaken(flags, taken, *policies);
   const Recipe shared = *first;
   const bool alone =
       std::count_if(policies->begin(), policies->end(), [](const Recipe& recipe) { return !IsFull(recipe); }) == 1;
   for (Recipe& recipe : *policies) {
     if (IsFull(recipe)) continue;
     if (!flags.own_settings) Share(shared, &recipe);
-    Apply(flags, alone, &recipe);
+    Apply(flags, alone, &recipe, &taken);
     Status checked = baseline::CheckRecipe(recipe);
     if (!checked.ok() && checked.message().starts_with("policy.")) return checked;
     if (!checked.ok()) return {checked.code(), "policy: " + recipe.name() + ": " + checked.message()};
   }
-  return Status::Ok();
+  return CheckTaken(flags, taken, *policies);
 }
 
 }  // namespace dropkv::cli

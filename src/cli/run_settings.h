@@ -30,7 +30,7 @@ Status AddPolicies(const std::string& flag, const std::string& name, uint64_t se
 // first policy that evicts: then only the score differs. Without such queries a policy is its own settings (sinks of
 // streaming, lags, chunks), and so are a last row (tova) and chunks of code (andpro_code). Flags come on top; in a list
 // they leave out those policies that have no such setting, of a single policy they ask for it. Errors: CheckRecipe's,
-// with the policy's name where no flag is to blame.
+// with the policy's name where no flag is to blame; and a flag that none of the policies reads.
 Status Settle(const PolicyFlags& flags, std::vector<baseline::Recipe>* policies);
 
 }  // namespace dropkv::cli

@@ -87,7 +87,7 @@ TEST(Settle, FlagsHoldForThoseThatHaveTheSetting) {
   EXPECT_EQ(Text(recipes[2]), "1, none, 2, ada");
   EXPECT_EQ(Text(recipes[3]), "0, none, 2, ada");
   EXPECT_EQ(Text(recipes[4]), "16, max 3,5 of the past, 2, uniform");  // the same chunks in all heads
-  EXPECT_EQ(Text(recipes[5]), "16, max 3,5 of the past, 2, uniform");  // flat over the heads
+  EXPECT_EQ(Text(recipes[5]), "16, mean 5 of the past, 2, uniform");   // flat over the heads; pooled by a mean only
   EXPECT_EQ(Text(recipes[6]), "32, max 7, 4, uniform");
   EXPECT_EQ(Text(recipes[7]), "0, mean 3, 2, ada");
 }
@@ -95,10 +95,10 @@ TEST(Settle, FlagsHoldForThoseThatHaveTheSetting) {
 TEST(Settle, EveryPresetTakesEveryFlagInAList) {
   PolicyFlags flags;
   flags.window = 24;
-  flags.pool = Pooling{PoolKind::kMean, 1, 9, false};
   flags.sink = 3;
   for (const HeadRule heads : {HeadRule::kUniform, HeadRule::kAda, HeadRule::kAdaO}) {
     flags.heads = heads;
+    flags.pool = Pooling{heads == HeadRule::kAda ? PoolKind::kMax : PoolKind::kMean, 1, 9, false};
     std::vector<Recipe> recipes(baseline::Recipes().begin(), baseline::Recipes().end());
     const Status status = Settle(flags, &recipes);
     EXPECT_TRUE(status.ok()) << status.message();
@@ -121,6 +121,58 @@ TEST(Settle, ASinglePolicyMustTakeItsFlags) {
   EXPECT_EQ(message("chunkkv", flags).find("policy: chunkkv: chunk: expected"), 0U);
   flags.heads = HeadRule::kAdaO;
   EXPECT_EQ(message("criticalkv", flags).find("policy: criticalkv: critical: expected"), 0U);
+}
+
+std::string Refusal(std::initializer_list<const char*> names, const PolicyFlags& flags) {
+  std::vector<Recipe> recipes = Find(names);
+  const Status status = Settle(flags, &recipes);
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  return status.message();
+}
+
+TEST(Settle, AFlagThatNoPolicyReadsIsRefused) {
+  PolicyFlags window, sink, pool, heads, alpha;
+  window.window = 8;
+  sink.sink = 2;
+  pool.pool = Pooling{PoolKind::kMean, 2, 2, false};
+  heads.heads = HeadRule::kUniform;
+  alpha.alpha = 0.2;
+  EXPECT_EQ(Refusal({"full"}, window), "policy.window: expected a policy with a window, got full");
+  EXPECT_EQ(Refusal({"full"}, sink), "policy.sink: expected a policy that protects first tokens, got full");
+  EXPECT_EQ(Refusal({"full"}, pool), "policy.pool: expected a policy that pools its scores so, got full");
+  EXPECT_EQ(Refusal({"full", "knorm", "tova"}, window),
+            "policy.window: expected a policy with a window, got knorm, tova");
+  EXPECT_EQ(Refusal({"streaming"}, window),
+            "policy.window: expected 1 for streaming, which keeps the latest tokens anyway, got 8");
+  EXPECT_EQ(Refusal({"streaming"}, pool),
+            "policy.pool: expected none for streaming, whose scores are not pooled, got mean 5");
+  EXPECT_EQ(Refusal({"random"}, pool),
+            "policy.pool: expected none for random, whose scores are not pooled, got mean 5");
+  EXPECT_EQ(Refusal({"knorm", "h2o"}, pool), "policy.pool: expected a policy that pools its scores so, got knorm, h2o");
+  pool.pool = Pooling{PoolKind::kMean, 0, 0, false};  // none is asked for, but of a policy that has no say in it
+  EXPECT_EQ(Refusal({"full", "knorm"}, pool), "policy.pool: expected a policy that pools its scores so, got knorm");
+  for (const char* name : {"andpro_code", "defensivekv"})
+    EXPECT_EQ(Refusal({name}, heads), std::string("policy.heads: expected a policy whose heads can share a budget by "
+                                                  "such a rule, got ") +
+                                          name);
+  EXPECT_EQ(Refusal({"snapkv", "knorm"}, alpha),
+            "policy.alpha: expected heads that share a budget (--heads ada or ada-o), "
+            "which alpha is a setting of, got snapkv, knorm");
+  alpha.heads = HeadRule::kAdaO;
+  alpha.alpha = 0.7;
+  EXPECT_EQ(Settled({"snapkv"}, alpha).front().policy.alpha, 0.7);
+  alpha.heads.reset();
+  const std::vector<Recipe> recipes = Settled({"snapkv", "adakv"}, alpha);
+  EXPECT_EQ(recipes[0].policy.alpha, 0.2);
+  EXPECT_EQ(recipes[1].policy.alpha, 0.7);
+  EXPECT_EQ(Settled({"ada0.3.knorm"}, heads).front().policy.alpha, 0.2);
+}
+
+// A maximum of the first policy's is not for DefensiveKV, which keeps its own mean.
+TEST(Settle, AMaximumIsSharedWithThoseThatTakeIt) {
+  const std::vector<Recipe> recipes = Settled({"snapkv-official", "defensivekv", "cake"});
+  EXPECT_EQ(Text(recipes[1]), "32, mean 5 of the past, 0, uniform");
+  EXPECT_EQ(Text(recipes[2]), "32, max 7 of the past, 0, uniform");
 }
 
 }  // namespace

@@ -39,6 +39,9 @@ Status ChoosePolicy(Raw* raw, ScoreOptions* options) {
     raw->flags.heads = rule;
   }
   std::vector<baseline::Recipe> recipes{*recipe};
+  const baseline::Scorer scorer = recipe->scorer;
+  if (raw->seed && scorer != baseline::Scorer::kRandom && scorer != baseline::Scorer::kCompactor)
+    return InvalidArgument("--seed: expected a policy that draws numbers (random, compactor), got " + recipe->name());
   if (raw->seed) recipes.front().policy.seed = *raw->seed;
   const Status settled = Settle(raw->flags, &recipes);
   if (!settled.ok()) return FlagStatus("", settled);

@@ -207,6 +207,17 @@ TEST_F(ScoreTest, FlagsOverrideMetadata) {
   EXPECT_NE(text_.find("1/sqrt(d)"), std::string::npos);
 }
 
+// It protects, and no more: somebody may have expected queries to be looked at.
+TEST_F(ScoreTest, AWindowWithoutQueriesIsSaid) {
+  const LayerFile file(4, 2, 40, 8, 8);
+  const io::Safetensors out = Run(file, {"--policy", "knorm", "--window", "4", "--budget", "5"});
+  for (int32_t head = 0; head < 2; ++head)
+    for (int32_t j = 36; j < 40; ++j) EXPECT_EQ(out.ReadDoubles("kept_mask")->at(head * 40 + j), 1.0);
+  EXPECT_NE(text_.find("window: policy knorm looks at no queries; its window of 4 only protects"), std::string::npos);
+  Run(file, {"--policy", "h2o", "--window", "4"});
+  EXPECT_EQ(text_.find("looks at no queries"), std::string::npos);
+}
+
 TEST_F(ScoreTest, PyramidsDependOnTheLayer) {
   LayerFile file(4, 2, 300, 8, 8);
   const auto kept = [&](const std::string& layer) {
@@ -316,6 +327,11 @@ TEST_F(ScoreTest, NamesTheFlag) {
   ExpectError({"--policy", "knorm", "--budget", "10%", "--compression-ratio", "0.9"},
               {"--budget, --compression-ratio"});
   ExpectError({"--policy", "knorm", "--pool", "5"}, {"--pool", "knorm"});
+  ExpectError({"--policy", "snapkv", "--alpha", "0.2"}, {"--alpha", "snapkv", "--heads ada"});
+  ExpectError({"--policy", "andpro_code", "--heads", "uniform"}, {"--heads", "andpro_code"});
+  ExpectError({"--policy", "streaming", "--window", "4"}, {"--window", "streaming"});
+  ExpectError({"--policy", "full", "--sink", "4"}, {"--sink", "full"});
+  ExpectError({"--policy", "snapkv", "--seed", "4"}, {"--seed", "snapkv", "random"});
   ExpectError({"--policy", "knorm", "--bugdet", "5%"}, {"--bugdet", "--help"});
   ExpectError({"--policy", "dropkv", "--budget", "4"}, {"--budget", "at least 8", "got 4"});
   output_ = input_;
