@@ -30,7 +30,7 @@ std::string Escaped(std::string_view text) {
 
 std::string Line(const std::vector<std::string>& cells) {
   std::string line = "|";
-  for (const std::string& cell : cells) line += " " + Escaped(cell) + " |";
+  for (const std::string& cell : cells) line += fmt::format(" {} |", Escaped(cell));
   return line + "\n";
 }
 
