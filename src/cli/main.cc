@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/eval.h"
 #include "cli/policies.h"
 #include "cli/run.h"
 #include "cli/score.h"
@@ -16,6 +17,7 @@ KV-cache eviction by the change of the attention output, on any GGUF model throu
   run       read a document, keep a small part of its KV cache, answer from it
   score     score the tensors of one attention layer by any policy: no model needed
   policies  list the eviction policies
+  eval      RULER, LongBench or your own samples: every policy from one prefill; eval report shows results
   version   print the version
 
 dropkv <command> --help lists the flags of a command. A first try:
@@ -29,8 +31,10 @@ struct NamedCommand {
   Command command;
 };
 
-constexpr NamedCommand kCommands[] = {
-    {"run", &dropkv::cli::Run}, {"score", &dropkv::cli::Score}, {"policies", &dropkv::cli::Policies}};
+constexpr NamedCommand kCommands[] = {{"run", &dropkv::cli::Run},
+                                      {"score", &dropkv::cli::Score},
+                                      {"policies", &dropkv::cli::Policies},
+                                      {"eval", &dropkv::cli::Eval}};
 
 // Exit codes: 0 done, 1 failed, 2 wrong use, 130 stopped by Ctrl-C.
 int ExitCode(const dropkv::Status& status) {
@@ -67,7 +71,7 @@ int Main(const std::vector<std::string>& arguments) {
     std::fputs(kHelp, stderr);
     return 2;
   }
-  std::fprintf(stderr, "dropkv: unknown command '%s'; expected run, score, policies or version (dropkv --help)\n",
+  std::fprintf(stderr, "dropkv: unknown command '%s'; expected run, score, policies, eval or version (dropkv --help)\n",
                command.c_str());
   return 2;
 }

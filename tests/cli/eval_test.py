@@ -1,0 +1,382 @@
+#!/usr/bin/env python3
+"""What `dropkv eval` does: rows of the grid, questions seen and hidden, resuming, fidelity, what it refuses."""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import time
+import unittest
+
+from command_line import PROGRAM, CommandLineTest, letters
+
+TIMES = ("prefill_s", "score_s", "compact_s", "decode_s")
+
+
+def without_times(lines):
+    """The same bytes but for the times: fields in their order, numbers as they were written."""
+    rows = [json.loads(line, parse_float=str) for line in lines]
+    return [json.dumps({key: value for key, value in row.items() if key not in TIMES}) for row in rows]
+
+
+class EvalTest(CommandLineTest):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.samples = cls.write_samples("samples.jsonl", 3)
+
+    @classmethod
+    def write_samples(cls, name, count, length=250, **fields):
+        lines = [json.dumps({"index": i, "task": "made", "context": letters(length + 10 * i, seed=i + 1),
+                             "question": letters(20, seed=i + 50), "outputs": ["a"], "max_tokens": 6, **fields})
+                 for i in range(count)]
+        return cls.write(name, "\n".join(lines) + "\n")
+
+    def out(self, name):
+        folder = self.folder / f"{self.id()}.{name}"
+        self.addCleanup(shutil.rmtree, folder, ignore_errors=True)
+        return folder
+
+    def arguments(self, out, *arguments, model="chat", suite=None):
+        defaults = {"--policies": "dropkv,snapkv", "--budgets": "10%,64"}
+        extra = [part for flag, value in defaults.items() if flag not in arguments for part in (flag, value)]
+        return ["eval", "-m", self.model(model), "--suite", suite or self.samples, "--out", str(out), "--threads", "1",
+                "--ignore-eos", *extra, *arguments]
+
+    def evaluate(self, out, *arguments, **settings):
+        """The rows of the folder behind a run that must go well."""
+        done = self.call(*self.arguments(out, *arguments, **settings))
+        self.assertEqual(done.returncode, 0, done.stderr.decode())
+        self.printed = done.stdout.decode()
+        self.said = done.stderr.decode()
+        return self.rows(out)
+
+    def rows(self, out):
+        return [json.loads(line) for line in self.lines(out)]
+
+    def lines(self, out):
+        return (out / "results.jsonl").read_text().splitlines()
+
+    def record(self, out):
+        return json.loads((out / "run.json").read_text())
+
+
+class Rows(EvalTest):
+    def test_every_setting_at_every_budget(self):
+        rows = self.evaluate(self.out("a"))
+        self.assertEqual(len(rows), 3 * (1 + 2 * 2))
+        self.assertEqual([(row["id"], row["setting"], row["budget"]) for row in rows[:6]], [
+            ("0", "full", "100%"), ("0", "dropkv", "10%"), ("0", "dropkv", "64"),
+            ("0", "snapkv w=8 k=11", "10%"), ("0", "snapkv w=8 k=11", "64"), ("1", "full", "100%")])
+        for row in rows:
+            n = row["prompt_tokens"]
+            kept = {"100%": n, "10%": n // 10, "64": 64}[row["budget"]]
+            self.assertEqual(row["kept"], [{"min": kept, "mean": kept, "max": kept}] * 2)
+            self.assertEqual(row["output_error"] > 0, row["setting"] != "full")
+            self.assertEqual(row["answer_tokens"], 6)
+            self.assertEqual((row["suite"], row["task"], row["hidden"]), ("samples.jsonl", "made", False))
+            self.assertEqual(row["score"], float("a" in row["answer"].lower()))
+            self.assertEqual(row["warnings"], [])
+            self.assertRegex(row["prompt_hash"], "^[0-9a-f]{16}$")
+        self.assertEqual(len({row["prompt_hash"] for row in rows}), 3)
+        self.assertIn("snapkv w=8 k=11", self.printed)
+        self.assertEqual(self.said.count("\n"), 3)
+        self.assertIn("sample 3 / 3 (made), row 5 / 5", self.said)
+
+    def test_full_and_evicted_answers_are_those_of_run(self):
+        """The document ends with the blank line that `run` puts before a question; there is none between."""
+        context = letters(200, seed=9)
+        question = "xyz abc"
+        sample = self.write("one.jsonl", json.dumps({"task": "made", "context": context + "\n\n", "question": question,
+                                                     "outputs": ["a"], "max_tokens": 8}))
+        document = self.write("context.txt", context)
+        for mode in ("seen", "hidden"):
+            for model in ("chat", "bos", "sliding"):
+                with self.subTest(mode=mode, model=model):
+                    rows = self.evaluate(self.out(mode + model), "--question", mode, "--policies", "dropkv,adadropkv",
+                                         "--budgets", "30%", model=model, suite=sample)
+                    runs = self.json("-f", document, "-p", question, "--max-tokens", "8", "--question", mode,
+                                     "--policy", "dropkv", "--compare", "full,adadropkv", "--budget", "30%",
+                                     model=model)["runs"]
+                    self.assertEqual([row["policy"] for row in rows], [run["policy"] for run in runs])
+                    for row, run in zip(rows, runs):
+                        self.assertEqual(row["answer"], run["text"])
+                        self.assertEqual(row["decode"], run["decode"])
+                        self.assertAlmostEqual(row["output_error"], run["output_error"], places=6)
+                        self.assertEqual(row["kept"][0]["min"] + row["kept"][0]["max"] > 0, True)
+                        for part in ("min", "max"):
+                            extreme = min if part == "min" else max
+                            self.assertEqual(extreme(kept[part] for kept in row["kept"]), run["kept_tokens"][part])
+
+    def test_seen_and_hidden(self):
+        rows = self.evaluate(self.out("a"), "--question", "seen,hidden", "--budgets", "10%")
+        self.assertEqual(len(rows), 2 * 3 * 3)
+        seen = [row for row in rows if not row["hidden"]]
+        hidden = [row for row in rows if row["hidden"]]
+        for one, other in zip(seen, hidden):
+            self.assertEqual((one["id"], one["setting"]), (other["id"], other["setting"]))
+            self.assertGreater(one["prompt_tokens"], other["prompt_tokens"] + 20)  # the question and the turn's end
+            if one["setting"] == "full":
+                self.assertEqual(one["answer"], other["answer"])
+
+    def test_head_rules(self):
+        rows = self.evaluate(self.out("a"), "--policies", "dropkv,adadropkv,snapkv,streaming", "--heads", "uniform,ada",
+                             "--budgets", "20%", "--samples", "1")
+        self.assertEqual([row["setting"] for row in rows], [
+            "full", "dropkv", "adadropkv", "snapkv w=8 k=11", "snapkv w=8 k=11 ada", "streaming", "streaming ada"])
+        self.assertEqual([row["heads"] for row in rows[1:]],
+                         ["uniform", "ada", "uniform", "ada", "uniform", "ada"])
+        self.assertTrue(rows[4]["decode"].startswith("ragged "))
+        for row in rows[1:]:
+            mean = sum(kept["mean"] for kept in row["kept"]) / len(row["kept"])
+            self.assertEqual(mean, row["prompt_tokens"] // 5)
+
+    def test_own_settings_and_flags(self):
+        def settings(*arguments):
+            rows = self.evaluate(self.out("".join(arguments)), "--budgets", "40%", "--samples", "1", *arguments)
+            return [(row["setting"], row["window"], row["pool"]) for row in rows[1:]]
+
+        self.assertEqual(settings("--own-settings"), [("dropkv", 8, "11"), ("snapkv", 64, "5")])
+        self.assertEqual(settings("--window", "32", "--pool", "max:7"),
+                         [("dropkv w=32 k=max:7", 32, "max:7"), ("snapkv w=32 k=max:7", 32, "max:7")])
+
+    def test_raised_budget_is_a_warning(self):
+        rows = self.evaluate(self.out("a"), "--budgets", "2%", "--samples", "1")
+        self.assertEqual(rows[1]["kept"][0]["min"], 8)
+        self.assertIn("raised to 8 tokens", rows[1]["warnings"][0])
+
+    def test_threads_make_no_difference(self):
+        first, second = self.out("a"), self.out("b")
+        arguments = ["--policies", "adadropkv,h2o,criticalkv", "--fidelity", "4"]
+        self.evaluate(first, *arguments)
+        self.evaluate(second, *arguments, "--threads", "2")
+        self.assertEqual(without_times(self.lines(first)), without_times(self.lines(second)))
+
+    def test_samples_and_tasks(self):
+        self.assertEqual({row["id"] for row in self.evaluate(self.out("a"), "--samples", "2")}, {"0", "1"})
+        self.refused(self.arguments(self.out("b"), "--tasks", "other"), "--suite", "no samples")
+
+
+class Fidelity(EvalTest):
+    def test_whole_budget_is_the_full_cache(self):
+        for model in ("chat", "bos"):
+            for mode in ("seen", "hidden"):
+                rows = self.evaluate(self.out(model + mode), "--fidelity", "5", "--budgets", "100%", "--kv", "f32",
+                                     "--fa", "off", "--question", mode, model=model)
+                for row in rows:
+                    if row["setting"] == "full":
+                        self.assertNotIn("kl", row)
+                    else:
+                        self.assertLess(row["kl"], 1e-6)
+                        self.assertEqual(row["top1"], 1)
+
+    def test_small_budgets_are_farther_from_it(self):
+        rows = self.evaluate(self.out("a"), "--fidelity", "5", "--budgets", "5%,60%")
+        for small, large in zip(rows, rows[1:]):
+            if small["budget"] == "5%" and large["budget"] == "60%":
+                self.assertGreater(small["kl"], 0)
+                self.assertTrue(0 <= small["top1"] <= 1)
+        mean = {budget: sum(row["kl"] for row in rows if row["budget"] == budget) for budget in ("5%", "60%")}
+        self.assertGreater(mean["5%"], mean["60%"])
+
+    def test_it_changes_no_answer(self):
+        with_it = self.evaluate(self.out("a"), "--fidelity", "6")
+        without = self.evaluate(self.out("b"))
+        self.assertEqual([row["answer"] for row in with_it], [row["answer"] for row in without])
+        self.assertNotIn("kl", without[1])
+
+    def test_text(self):
+        text = self.write("text.txt", letters(700))
+        rows = self.evaluate(self.out("a"), "--length", "200", "--fidelity", "16", "--budgets", "20%", model="bos",
+                             suite=text)
+        self.assertEqual([row["id"] for row in rows], ["0"] * 3 + ["1"] * 3 + ["2"] * 3)
+        for row in rows:
+            self.assertEqual((row["task"], row["length"], row["prompt_tokens"], row["answer_tokens"]),
+                             ("text", 200, 184, 16))
+            self.assertEqual(row["answer"], "")
+            self.assertEqual(row["score"], 1 if row["setting"] == "full" else row["top1"])
+        self.assertGreater(rows[1]["kl"], 0)
+        whole = self.evaluate(self.out("b"), "--length", "200", "--fidelity", "16", "--budgets", "100%", "--kv", "f32",
+                              "--fa", "off", model="bos", suite=text)
+        self.assertLess(max(row["kl"] for row in whole if row["setting"] != "full"), 1e-6)
+
+
+class Resume(EvalTest):
+    ARGUMENTS = ("--question", "seen,hidden", "--policies", "dropkv,adadropkv", "--fidelity", "3")
+
+    def test_a_truncated_file_gets_the_same_rows(self):
+        whole = self.out("whole")
+        self.evaluate(whole, *self.ARGUMENTS)
+        lines = self.lines(whole)
+        for rows, tail in ((0, 30), (1, 0), (7, 100), (len(lines) - 1, 5)):
+            with self.subTest(rows=rows, tail=tail):
+                part = self.out(f"part{rows}")
+                shutil.copytree(whole, part)
+                text = "".join(line + "\n" for line in lines[:rows]) + lines[rows][:tail]
+                (part / "results.jsonl").write_text(text)
+                self.evaluate(part, *self.ARGUMENTS)
+                self.assertEqual("unfinished" in self.said, tail > 0)
+                self.assertEqual(without_times(self.lines(part)), without_times(lines))
+                self.assertEqual(self.lines(part)[:rows], lines[:rows])
+
+    def test_nothing_left_to_do(self):
+        out = self.out("a")
+        self.evaluate(out)
+        before = self.lines(out)
+        self.evaluate(out)
+        self.assertEqual(self.lines(out), before)
+        self.assertEqual(self.said, "")
+        self.assertIn("dropkv", self.printed)
+
+    def test_a_larger_grid_adds_rows(self):
+        out = self.out("a")
+        self.evaluate(out, "--budgets", "10%", "--samples", "2")
+        before = self.lines(out)
+        rows = self.evaluate(out, "--budgets", "10%,20%", "--question", "seen,hidden")
+        self.assertEqual(self.lines(out)[:len(before)], before)
+        self.assertEqual(len(rows), 2 * 3 * (1 + 2 * 2))
+        record = self.record(out)
+        self.assertEqual((record["budgets"], record["questions"]), (["10%", "20%"], ["seen", "hidden"]))
+
+    def test_other_results_are_refused(self):
+        out = self.out("a")
+        self.evaluate(out)
+        before = self.lines(out)
+        self.refused(self.arguments(out, model="bos"), "--out", "another run", "model")
+        self.refused(self.arguments(out, "--kv", "f32"), "--out", "another run", "--kv: 'f16' there, 'f32' now")
+        self.refused(self.arguments(out, "--raw"), "--out", "chat template")
+        self.refused(self.arguments(out, "--seed", "1"), "--out", "--seed: '42' there, '1' now")
+        self.refused(self.arguments(out, "--fidelity", "4"), "--out", "options", "--fidelity 4")
+        self.refused(self.arguments(out, "--policies", "dropkv"), "--out", "settings")
+        (self.folder / "changed").mkdir()
+        changed = self.write("changed/samples.jsonl", pathlib.Path(self.samples).read_text().replace("b", "c"))
+        self.refused(self.arguments(out, suite=changed), "--out", "data: 'samples.jsonl ")
+        self.assertEqual(self.lines(out), before)
+
+    def test_rows_without_a_record(self):
+        out = self.out("a")
+        self.evaluate(out)
+        (out / "run.json").unlink()
+        self.refused(self.arguments(out), "--out", "run.json")
+
+    def test_ctrl_c_finishes_the_row(self):
+        out = self.out("a")
+        many = self.write_samples("many.jsonl", 200, length=800)
+        process = subprocess.Popen([PROGRAM, *self.arguments(out, model="slow", suite=many)], stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE)
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            if (out / "results.jsonl").exists() and (out / "results.jsonl").read_text().count("\n") >= 2:
+                break
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 130, stderr.decode())
+        self.assertEqual(stdout, b"")
+        self.assertIn("the same command goes on there", stderr.decode())
+        rows = self.rows(out)
+        self.assertTrue(2 <= len(rows) < 1000)
+        self.assertTrue((out / "results.jsonl").read_text().endswith("}\n"))
+
+
+class TimeLimit(EvalTest):
+    def test_stops_before_the_sample_that_would_take_longer(self):
+        out = self.out("a")
+        rows = self.evaluate(out, "--time", "1e-6")  # nothing is known before the first one
+        self.assertEqual({row["id"] for row in rows}, {"0"})
+        self.assertIn("unfinished: 1 of 3 samples", self.said)
+        rows = self.evaluate(out, "--time", "1000")
+        self.assertEqual({row["id"] for row in rows}, {"0", "1", "2"})
+        self.assertNotIn("unfinished", self.said)
+
+
+class Record(EvalTest):
+    def test_says_what_ran(self):
+        out = self.out("a")
+        self.evaluate(out, "--window", "16")
+        record = self.record(out)
+        content = pathlib.Path(self.model("chat")).read_bytes()
+        sha = subprocess.run(["sha256sum", self.model("chat")], capture_output=True, check=True).stdout.decode()
+        self.assertEqual(record["model_sha256"], sha.split()[0])
+        self.assertEqual((record["model_file"], record["model_bytes"]), ("chat.gguf", len(content)))
+        self.assertEqual(record["settings"], ["dropkv w=16", "snapkv w=16 k=11"])
+        self.assertEqual((record["budgets"], record["questions"]), (["10%", "64"], ["seen"]))
+        self.assertEqual((record["tasks"], record["kv_type"], record["threads"]), (["made"], "f16", 1))
+        self.assertEqual(record["chat_template"], "model's")
+        self.assertTrue(record["command"].startswith("dropkv eval -m /"))
+        self.assertRegex(record["data"], "^samples.jsonl [0-9a-f]{64} [0-9]+$")
+        self.assertRegex(record["started"], "^20..-..-..T..:..:..Z$")
+
+
+class Refused(EvalTest):
+    def refuse(self, *arguments, parts, code=2, **settings):
+        out = self.out("a")
+        self.refused(self.arguments(out, *arguments, **settings), *parts, code=code)
+        results = out / "results.jsonl"
+        self.assertFalse(results.exists() and results.stat().st_size > 0)
+
+    def test_flags(self):
+        self.refused(["eval", "--out", "x"], "--model", "expected a GGUF file")
+        self.refused(["eval", "-m", self.model("plain")], "--out", "expected a folder")
+        self.refuse("--budgets", "0.05", parts=["--budgets", "5%"])
+        self.refuse("--budgets", "4", parts=["--budgets", "at least 8", "got 4"])
+        self.refuse("--budgets", "", parts=["--budgets"])
+        self.refuse("--policies", "nothing", parts=["--policies", "nothing"])
+        self.refuse("--question", "both", parts=["--question", "seen, hidden", "both"])
+        self.refuse("--heads", "flat", parts=["--heads", "uniform, ada, ada-o"])
+        self.refuse("--length", "4k", parts=["--length", "4k"])
+        self.refuse("--samples", "-1", parts=["--samples", "-1"])
+        self.refuse("--window", "200", parts=["--window", "200"])
+        self.refuse("--time", "-1", parts=["--time"])
+        self.refuse("--no-such-flag", parts=["--no-such-flag", "dropkv eval --help"])
+
+    def test_suites(self):
+        self.refuse(suite="nowhere", parts=["--suite", "ruler, longbench", "nowhere"])
+        self.refuse(suite="nowhere.jsonl", parts=["nowhere.jsonl"])
+        self.refuse(suite=self.write("wrong.jsonl", '{"input": "abc"}\n'), parts=["wrong.jsonl:1", "outputs"])
+        text = self.write("text.txt", letters(100))
+        self.refuse("--question", "hidden", suite=text, parts=["--question hidden", "text.txt"])
+        self.refuse("--length", "200", suite=text, parts=["--length", "100 tokens", "200"])
+        self.refuse("--length", "64", suite=text, parts=["--length", "64"])
+
+    def test_a_sample_that_the_context_does_not_hold(self):
+        self.refuse(model="short", parts=["sample 0 of made", "270 tokens", "holds 128", "--skip-too-long"])
+        mixed = self.write("mixed.jsonl", "".join(
+            json.dumps({"index": i, "task": "made", "context": letters(length), "outputs": ["a"], "max_tokens": 5}) + "\n"
+            for i, length in enumerate((100, 300, 123, 124))))
+        rows = self.evaluate(self.out("b"), "--skip-too-long", model="short", suite=mixed)
+        self.assertEqual({row["id"] for row in rows}, {"0", "2"})
+        self.assertIn("2 samples too long", self.said)
+
+    def test_a_prompt_that_a_policy_keeps_altogether(self):
+        short = self.write_samples("short.jsonl", 1, length=20)
+        self.refuse("--own-settings", "--raw", suite=short, parts=["sample 0 of made", "snapkv at 10%", "4 of 40", "64"])
+
+    def test_nothing_evicted_inside_a_sliding_window(self):
+        """Known only once the prefill has shown it."""
+        out = self.out("a")
+        short = self.write_samples("inside.jsonl", 1, length=30)
+        self.refused_after_rows(self.arguments(out, model="sliding", suite=short), "sliding window", "nothing was evicted")
+        self.assertEqual([row["setting"] for row in self.rows(out)], ["full"])
+
+    def refused_after_rows(self, arguments, *parts):
+        done = self.call(*arguments)
+        self.assertEqual(done.returncode, 1)
+        for part in parts:
+            self.assertIn(part, done.stderr.decode())
+
+    def test_models(self):
+        self.refuse(model="nowhere", parts=["--model", "no such file"])
+        self.refuse(model="recurrent", parts=["recurrent"], code=1)
+
+    def test_help(self):
+        done = self.call("eval", "--help")
+        self.assertEqual((done.returncode, done.stderr), (0, b""))
+        self.assertIn("--skip-too-long", done.stdout.decode())
+        self.assertIn("eval", self.call("--help").stdout.decode())
+
+
+if __name__ == "__main__":
+    unittest.main()
