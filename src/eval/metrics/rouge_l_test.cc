@@ -9,7 +9,7 @@ namespace dropkv::eval {
 namespace {
 
 // The package's F of `common` words in the union and the distinct words of either side.
-double F(double common, double predicted, double expected) {
+constexpr double F(double common, double predicted, double expected) {
   const double p = common / predicted;
   const double r = common / expected;
   return 2 * p * r / (p + r + 1e-8);
