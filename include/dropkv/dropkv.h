@@ -13,7 +13,8 @@
  *   Shapes in brackets, strides in elements, ranges half-open.
  *
  * An eviction is: dropkv_engine_create, dropkv_policy_find, dropkv_plan_create, dropkv_plan_get (tells the workspace),
- * dropkv_run (gives the keep list), then dropkv_compact, dropkv_compact_in_place or dropkv_cache_assign.
+ * dropkv_run (gives the keep list), then dropkv_compact, dropkv_compact_in_place or dropkv_cache_assign. dropkv_certify
+ * measures a keep list of any origin.
  */
 #ifndef DROPKV_DROPKV_H_
 #define DROPKV_DROPKV_H_
@@ -266,6 +267,16 @@ typedef struct dropkv_keep_view {
 DROPKV_API dropkv_status dropkv_keep_list_create(const dropkv_keep_view* view, dropkv_keep_list** keep);
 DROPKV_API dropkv_status dropkv_keep_list_get(const dropkv_keep_list* keep, dropkv_keep_view* view);
 DROPKV_API void dropkv_keep_list_free(dropkv_keep_list* keep);
+
+/* ---- Certificate ------------------------------------------------------------------------------------------------- */
+
+/* What any keep list does to the outputs of the rows given, also one that no run made. layers: shape's layers elements,
+ * each with the same number of rows, 1..128, whether or not a policy would read them; out and lse as in dropkv_run.
+ * keep: lists of shape's layers and KV heads, positions below shape's tokens; heads may differ in length, also 0.
+ * output_error, evicted_mass: [layers, Hq] as in dropkv_outputs; one of them may be null. Allocates its workspace. */
+DROPKV_API dropkv_status dropkv_certify(dropkv_engine* engine, const dropkv_shape* shape, const dropkv_layer* layers,
+                                        int32_t layer_count, const dropkv_keep_list* keep, float* output_error,
+                                        float* evicted_mass);
 
 /* ---- Compaction -------------------------------------------------------------------------------------------------- */
 

@@ -48,6 +48,10 @@ Result<std::vector<LayerInput>> ToLayers(const dropkv_layer* layers, int32_t cou
   return inputs;
 }
 
+EvictShape ToShape(const dropkv_shape& shape) {
+  return {shape.layers, shape.query_heads, shape.kv_heads, shape.tokens, shape.key_dim, shape.value_dim};
+}
+
 dropkv_report ToReport(const EvictReport& in) {
   dropkv_report report = {};
   report.keep = in.budget.keep;
@@ -142,9 +146,7 @@ dropkv_status dropkv_plan_create(const dropkv_engine* engine, const dropkv_shape
     const auto kept = ToBudget(budget);
     if (!kept.ok()) return kept.status();
     DROPKV_RETURN_IF_ERROR(CheckPointer(plan, "plan"));
-    const EvictShape sizes{shape->layers, shape->query_heads, shape->kv_heads,
-                           shape->tokens, shape->key_dim,     shape->value_dim};
-    auto made = engine->engine.MakePlan(sizes, *wanted, *kept);
+    auto made = engine->engine.MakePlan(ToShape(*shape), *wanted, *kept);
     if (!made.ok()) return made.status();
     *plan = new dropkv_plan{std::move(made).value()};
     return Status::Ok();
@@ -186,5 +188,18 @@ dropkv_status dropkv_run(dropkv_engine* engine, const dropkv_plan* plan, const d
     *keep = new dropkv_keep_list(std::move(kept).value());
     if (report != nullptr) Store(report, ToReport(did));
     return Status::Ok();
+  });
+}
+
+dropkv_status dropkv_certify(dropkv_engine* engine, const dropkv_shape* shape, const dropkv_layer* layers,
+                             int32_t layer_count, const dropkv_keep_list* keep, float* output_error,
+                             float* evicted_mass) {
+  return Guard([&]() -> Status {
+    DROPKV_RETURN_IF_ERROR(CheckPointer(engine, "engine"));
+    DROPKV_RETURN_IF_ERROR(CheckInput(shape, "shape"));
+    const auto inputs = ToLayers(layers, layer_count);
+    if (!inputs.ok()) return inputs.status();
+    DROPKV_RETURN_IF_ERROR(CheckPointer(keep, "keep"));
+    return engine->engine.Certify(ToShape(*shape), *inputs, keep->list, output_error, evicted_mass);
   });
 }

@@ -208,6 +208,47 @@ static void check_keep_list(void) {
   REFUSES(dropkv_keep_list_get(keep, NULL), "view");
 }
 
+static void check_certify(void) {
+  float error[1] = {-1};
+  float mass[1] = {-1};
+  const int64_t offsets[] = {0, 1, 2};
+  const int32_t positions[] = {kTokens, 0};
+  const dropkv_keep_view far = {sizeof far, 1, 1, offsets, positions};
+  const dropkv_keep_view two = {sizeof two, 2, 1, offsets, positions};
+  dropkv_keep_list* outside = NULL;
+  dropkv_keep_list* layers = NULL;
+  REQUIRE_OK(dropkv_keep_list_create(&far, &outside));
+  REQUIRE_OK(dropkv_keep_list_create(&two, &layers));
+  REFUSES(dropkv_certify(NULL, &shape, &layer, 1, keep, error, mass), "engine");
+  REFUSES(dropkv_certify(engine, NULL, &layer, 1, keep, error, mass), "shape");
+  REFUSES(dropkv_certify(engine, &shape, NULL, 1, keep, error, mass), "layers");
+  REFUSES(dropkv_certify(engine, &shape, &layer, 0, keep, error, mass), "layer_count");
+  REFUSES(dropkv_certify(engine, &shape, &layer, 1, NULL, error, mass), "keep");
+  REFUSES(dropkv_certify(engine, &shape, &layer, 1, keep, NULL, NULL), "output_error, evicted_mass");
+  REFUSES(dropkv_certify(engine, &shape, &layer, 1, outside, error, mass), "below 64, got 64");
+  REFUSES(dropkv_certify(engine, &shape, &layer, 1, layers, error, mass), "got 2 and 1");
+  dropkv_shape odd = shape;
+  odd.struct_size = 8;
+  REFUSES(dropkv_certify(engine, &odd, &layer, 1, keep, error, mass), "shape.struct_size");
+  odd = shape;
+  odd.layers = 2;
+  REFUSES(dropkv_certify(engine, &odd, &layer, 1, layers, error, mass), "layers: expected the shape's 2");
+  odd = shape;
+  odd.key_dim = 7;
+  REFUSES(dropkv_certify(engine, &odd, &layer, 1, keep, error, mass), "key_dim");
+  dropkv_layer bad = layer;
+  bad.rows.rows = 0;
+  REFUSES(dropkv_certify(engine, &shape, &bad, 1, keep, error, mass), "rows");
+  bad = layer;
+  bad.kv.v.data = NULL;
+  REFUSES(dropkv_certify(engine, &shape, &bad, 1, keep, error, mass), "kv.v.data");
+  CHECK(error[0] == -1 && mass[0] == -1);
+  REQUIRE_OK(dropkv_certify(engine, &shape, &layer, 1, keep, error, mass));
+  CHECK(error[0] > 0 && mass[0] > 0);
+  dropkv_keep_list_free(outside);
+  dropkv_keep_list_free(layers);
+}
+
 static void check_compact(void) {
   static float room[2][16 * kDim];
   const int64_t offsets[] = {0, 1};
@@ -312,6 +353,7 @@ int main(void) {
   check_plan();
   check_run();
   check_keep_list();
+  check_certify();
   check_compact();
   check_cache();
   check_free_takes_null();

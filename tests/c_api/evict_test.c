@@ -122,6 +122,40 @@ static void check_certificate(const dropkv_keep_view* view, const float* output_
   }
 }
 
+/* The certificate of the run's own list again, and of lists that no run made: of different lengths, without the window,
+ * and without any token, where the output is lost whole. */
+static void check_any_list(dropkv_engine* engine, const dropkv_shape* shape, const dropkv_layer* layer,
+                           const dropkv_keep_list* kept) {
+  float output_error[kQueryHeads];
+  float evicted_mass[kQueryHeads];
+  dropkv_keep_view view = {.struct_size = sizeof view};
+  REQUIRE_OK(dropkv_certify(engine, shape, layer, 1, kept, output_error, evicted_mass));
+  REQUIRE_OK(dropkv_keep_list_get(kept, &view));
+  check_certificate(&view, output_error, evicted_mass);
+
+  const int64_t offsets[kKvHeads + 1] = {0, 3, 10};
+  const int32_t positions[10] = {0, 77, 150, 1, 2, 30, 99, 100, 180, 202};
+  const dropkv_keep_view own = {sizeof own, 1, kKvHeads, offsets, positions};
+  dropkv_keep_list* list = NULL;
+  float again[kQueryHeads];
+  REQUIRE_OK(dropkv_keep_list_create(&own, &list));
+  REQUIRE_OK(dropkv_certify(engine, shape, layer, 1, list, output_error, evicted_mass));
+  check_certificate(&own, output_error, evicted_mass);
+  REQUIRE_OK(dropkv_certify(engine, shape, layer, 1, list, again, NULL));
+  CHECK(memcmp(again, output_error, sizeof again) == 0);
+  REQUIRE_OK(dropkv_certify(engine, shape, layer, 1, list, NULL, again));
+  CHECK(memcmp(again, evicted_mass, sizeof again) == 0);
+  dropkv_keep_list_free(list);
+
+  const int64_t nothing[kKvHeads + 1] = {0, 0, 0};
+  const dropkv_keep_view empty = {sizeof empty, 1, kKvHeads, nothing, positions};
+  REQUIRE_OK(dropkv_keep_list_create(&empty, &list));
+  REQUIRE_OK(dropkv_certify(engine, shape, layer, 1, list, output_error, evicted_mass));
+  for (int h = 0; h < kQueryHeads; ++h)
+    CHECK(close_to(output_error[h], 1, 1e-6, 0) && close_to(evicted_mass[h], 1, 1e-6, 0));
+  dropkv_keep_list_free(list);
+}
+
 /* Row i of a head is its i-th kept token, bit for bit; out of place and in place. */
 static void check_compaction(const dropkv_layer* layer, const dropkv_keep_list* keep, const dropkv_keep_view* view) {
   static float small_k[kKvHeads * kKeep * kDim];
@@ -205,6 +239,7 @@ int main(void) {
   CHECK(strcmp(kernel, report.kernel) == 0);
   check_choice(&view);
   check_certificate(&view, output_error, evicted_mass);
+  check_any_list(engine, &shape, &layer, keep);
   check_compaction(&layer, keep, &view);
 
   free(workspace);
