@@ -18,7 +18,7 @@ TEST(Needs, ARotatedCacheIsRefusedByName) {
   const std::string path =
       (std::filesystem::temp_directory_path() / ("dropkv_rotated_" + std::to_string(::getpid()) + ".gguf")).string();
   ASSERT_TRUE(testing::WriteTinyModel(testing::MakeTinyModel({.head_dim = 64, .seed = 8}), path).ok());
-  const Result<Model> model = Model::Load(path);
+  const Result<Model> model = Model::Load(path, {.gpu_layers = 0});
   ASSERT_TRUE(model.ok()) << model.status().message();
   const std::vector<Token> tokens(100, testing::kFirstByteToken);
   for (const DType type : {DType::kF16, DType::kQ8_0})
@@ -49,7 +49,7 @@ TEST(Needs, AModelFileThatIsGoneIsAnError) {
   const std::string path =
       (std::filesystem::temp_directory_path() / ("dropkv_gone_" + std::to_string(::getpid()) + ".gguf")).string();
   ASSERT_TRUE(testing::WriteTinyModel(testing::MakeTinyModel({}), path).ok());
-  const Result<Model> model = Model::Load(path);
+  const Result<Model> model = Model::Load(path, {.gpu_layers = 0});
   ASSERT_TRUE(model.ok()) << model.status().message();
   std::filesystem::remove(path);
   PrefillOptions options;

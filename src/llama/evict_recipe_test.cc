@@ -69,7 +69,7 @@ class EvictRecipeTest : public ::testing::TestWithParam<Case> {
              (std::string("dropkv_recipe_") + GetParam().name + std::to_string(::getpid()) + ".gguf"))
                 .string();
     ASSERT_TRUE(testing::WriteTinyModel(tiny_, path_).ok());
-    Result<Model> model = Model::Load(path_);
+    Result<Model> model = Model::Load(path_, {.gpu_layers = 0});
     ASSERT_TRUE(model.ok()) << model.status().message();
     model_ = std::make_unique<Model>(std::move(*model));
     Result<Engine> engine = Engine::Create({.threads = 2, .force_kernel = {}});

@@ -194,11 +194,15 @@ void Tap::RecordRope(const ggml_tensor* q, LayerInfo* layer) {
   layer->rotated = source.rotated;
   if (source.rotated) {
     layer->rope_error = "libllama rotates queries and keys again before it quantises the cache";
+  } else if (source.rope == nullptr && (source.other == nullptr || source.other->op == GGML_OP_MUL_MAT)) {
+    layer->rope_error = "no rotary embedding of the queries was found in the graph";
+  } else if (source.rope == nullptr && source.other->op == GGML_OP_NONE) {
+    layer->rope_error =
+        "libllama computes the attention on another device than the rotary embedding of its queries (--gpu-layers 0 "
+        "does not)";
   } else if (source.rope == nullptr) {
-    const bool unknown = source.other == nullptr || source.other->op == GGML_OP_MUL_MAT;
-    layer->rope_error = unknown ? "no rotary embedding of the queries was found in the graph"
-                                : std::string("the operation ") + ggml_op_name(source.other->op) +
-                                      " lies between the rotary embedding of the queries and the attention";
+    layer->rope_error = std::string("the operation ") + ggml_op_name(source.other->op) +
+                        " lies between the rotary embedding of the queries and the attention";
   } else {
     Result<baseline::Rope> rope = ReadRope(source.rope);
     if (rope.ok())
