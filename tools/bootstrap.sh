@@ -3,6 +3,7 @@
 #
 #   tools/bootstrap.sh packages   Debian packages
 #   tools/bootstrap.sh build      the same, then libllama; the line is its CMake prefix, empty where the system has it
+#                                 DROPKV_LLAMA_CUDA=ON: with its CUDA back end, in a folder of its own (needs nvcc)
 #   tools/bootstrap.sh model M    packages, then model M of tools/models.json; the line is the path of its file
 #   tools/bootstrap.sh models     the line is the folder of the models; fetches nothing
 #
@@ -70,11 +71,19 @@ install_packages() {
   fail "apt-get could not install: ${missing[*]}"
 }
 
+# With CUDA there is a second folder beside that of the CPU alone.
+cuda=${DROPKV_LLAMA_CUDA:-OFF}
+case "$cuda" in
+  ON) llama_folder=$cache/llama-cuda ;;
+  OFF) llama_folder=$cache/llama ;;
+  *) fail "DROPKV_LLAMA_CUDA: expected ON or OFF, got '$cuda'" ;;
+esac
+
 # libllama is compiled for this machine's processor, so its folder is keyed by that too.
 llama_prefix() {
   local processor
   processor=$(grep -m 1 -E '^(flags|Features)' /proc/cpuinfo | cksum | cut -d ' ' -f 1)
-  printf '%s/llama/%s-%s\n' "$cache" "$llama_version" "$processor"
+  printf '%s/%s-%s\n' "$llama_folder" "$llama_version" "$processor"
 }
 
 # Builds into $1. The folder counts once .complete is in it.
@@ -84,7 +93,15 @@ build_llama() {
   # shellcheck disable=SC2064  # expanded now: the variable is gone when the trap runs
   trap "rm -rf '$work'" EXIT
   rm -rf "$prefix"
-  say "building libllama from $sdist.tar.gz (once; 2 to 6 minutes; log: $log)"
+  local takes="2 to 6 minutes" options=()
+  if [ "$cuda" = ON ]; then
+    command -v nvcc >/dev/null || fail "DROPKV_LLAMA_CUDA=ON: nvcc is not on the PATH"
+    takes="about an hour of one core"
+    # Without a list CMake takes the GPU that is there; 90-real is that of an H100 or H200 alone.
+    options=(-DGGML_CUDA=ON -DGGML_CUDA_NCCL=OFF)
+    [ -z "${DROPKV_CUDA_ARCHITECTURES:-}" ] || options+=("-DCMAKE_CUDA_ARCHITECTURES=$DROPKV_CUDA_ARCHITECTURES")
+  fi
+  say "building libllama from $sdist.tar.gz (once; $takes; log: $log)"
   python3 -m pip download --quiet --no-deps --no-binary :all: -d "$work" "llama-cpp-python==$llama_version" >"$log" 2>&1 ||
     fail "could not download llama-cpp-python==$llama_version: $(tail -n 3 "$log")"
   printf '%s  %s\n' "$llama_sha256" "$work/$sdist.tar.gz" | sha256sum --quiet --check >&2 ||
@@ -96,7 +113,7 @@ build_llama() {
       -DCMAKE_INSTALL_PREFIX="$prefix" -DCMAKE_INSTALL_LIBDIR=lib -DCMAKE_INSTALL_RPATH='$ORIGIN' \
       -DBUILD_SHARED_LIBS=ON -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
       -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_UI=OFF \
-      -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_CURL=OFF &&
+      -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_CURL=OFF "${options[@]}" &&
       cmake --build "$work/build" -j "$(nproc)" &&
       cmake --install "$work/build"
   } >"$log" 2>&1 || {
@@ -110,14 +127,14 @@ make_llama() {
   local prefix
   prefix=$(llama_prefix)
   if [ ! -e "$prefix/.complete" ]; then
-    if pkg-config --exists llama; then
+    if [ "$cuda" = OFF ] && pkg-config --exists llama; then
       say "libllama: the system's, $(pkg-config --modversion llama)"
       return
     fi
     build_llama "$prefix"
   fi
   # The place where CMake looks by itself.
-  [ "$(readlink "$cache/llama/current")" = "$prefix" ] || ln -sfn "$prefix" "$cache/llama/current"
+  [ "$(readlink "$llama_folder/current")" = "$prefix" ] || ln -sfn "$prefix" "$llama_folder/current"
   printf '%s\n' "$prefix"
 }
 
