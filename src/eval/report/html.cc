@@ -16,13 +16,13 @@ constexpr const char* kHead =
 <meta name="viewport" content="width=device-width, initial-scale=1"/>
 )";
 
-// "46.3 [44.0, 48.5] *": the interval is set back.
+// "46.3 [44.0, 48.5] *": the interval is set back, the star hangs out of the column.
 std::string CellHtml(const std::string& text) {
   const size_t open = text.find(" [");
   const size_t close = text.find(']');
   if (open == std::string::npos || close == std::string::npos || close < open) return HtmlEscape(text);
   return HtmlEscape(text.substr(0, open)) + " <small>" + HtmlEscape(text.substr(open + 1, close - open)) + "</small>" +
-         HtmlEscape(text.substr(close + 1));
+         (text.ends_with(" *") ? R"( <b class="mark">*</b>)" : HtmlEscape(text.substr(close + 1)));
 }
 
 std::string Protocol(const RunRecord& run) {
@@ -52,7 +52,9 @@ std::string SliceSection(const Slice& slice, const std::string& id, const std::s
                              DifferenceToAgainstTable(slice, against)})
     html += HtmlTable(table, 4);
   html += TaskTables(slice);
-  return html + HtmlTable(FidelityTable(slice, against), 4) + HtmlTable(CostTable(slice), 4) + "</section>\n";
+  const Table costs = CostTable(slice);
+  return html + HtmlTable(FidelityTable(slice, against), 4) + "<details><summary>" + HtmlEscape(costs.title) +
+         "</summary>" + HtmlTable(costs, 4) + "</details></section>\n";
 }
 
 std::string ModelSection(const ModelSummary& model, const std::string& id, const std::string& against) {
@@ -138,7 +140,7 @@ std::string HtmlReport(const Summary& summary) {
   std::string names;
   for (const ModelSummary& model : summary.models) names += (names.empty() ? "" : ", ") + model.label;
   std::string html = "<!DOCTYPE html>\n<html lang=\"en\"><head>\n";
-  html += kHead + fmt::format("<title>dropkv eval: {}</title>\n<style>", HtmlEscape(names)) + kHtmlStyle +
+  html += kHead + fmt::format("<title>dropkv eval: {}</title>\n<style>", HtmlEscape(names)) + HtmlStyle() +
           "</style></head>\n<body>\n<h1>Evaluation of KV-cache eviction</h1>\n";
   html += fmt::format(
       "<p>Scores are the mean of the tasks' means, 0 to 100. Intervals are 95%, from {} resamples of the samples "
@@ -149,7 +151,7 @@ std::string HtmlReport(const Summary& summary) {
   for (size_t i = 0; i < summary.models.size(); ++i)
     html += ModelSection(summary.models[i], fmt::format("m{}", i), summary.against);
   for (const std::string& remark : summary.remarks) html += "<p class=\"note\">" + HtmlEscape(remark) + "</p>\n";
-  return html + "<script>" + kHtmlScript + "</script>\n</body></html>\n";
+  return html + "<script>" + HtmlScript() + "</script>\n</body></html>\n";
 }
 
 }  // namespace dropkv::eval

@@ -27,7 +27,7 @@ std::string HtmlChart(const Slice& slice);
 std::string HtmlHeatMaps(const ModelSummary& model, std::string_view suite, bool hidden);
 
 // Style sheet and script, complete.
-extern const char* const kHtmlStyle;
-extern const char* const kHtmlScript;
+const char* HtmlStyle();
+const char* HtmlScript();
 
 }  // namespace dropkv::eval

@@ -1,10 +1,11 @@
 #include "eval/report/html.h"
 
 namespace dropkv::eval {
+namespace {
 
 // Series colours tell apart for people with a colour vision deficiency, with a marker each beside them; the heat map's
 // colours are those of viridis, which grow lighter evenly.
-const char* const kHtmlStyle = R"css(
+constexpr const char* kStyle = R"css(
 :root { color-scheme: light dark; --back: #ffffff; --text: #1b1f24; --soft: #57606a; --line: #d0d7de; --raised: #f4f6f8;
   --link: #0550ae; --c0: #0072b2; --c1: #c44e00; --c2: #00805a; --c3: #a03d91; --c4: #8a6a00; --c5: #3b2fa0; --c6: #96244f;
   --c7: #4f5b66; }
@@ -22,7 +23,7 @@ p { margin: 0.25rem 0 0.75rem; max-width: 75ch; } .note, small, figcaption { col
 .note, figcaption { font-size: 0.875rem; }
 a { color: var(--link); } nav ul { padding-left: 1.2rem; margin: 0.25rem 0; }
 :focus-visible { outline: 2px solid var(--link); outline-offset: 2px; }
-.scroll { overflow-x: auto; max-width: 100%; }
+.scroll { overflow-x: auto; max-width: 100%; } .mark { margin-right: -0.55em; }
 table { border-collapse: collapse; font-size: 0.875rem; font-variant-numeric: tabular-nums; overflow-wrap: normal; }
 th, td { padding: 0.25rem 0.6rem; border-bottom: 1px solid var(--line); text-align: right; vertical-align: top; }
 td, thead th { white-space: nowrap; }
@@ -35,12 +36,13 @@ th[aria-sort=ascending] button::after { content: " \25B2"; } th[aria-sort=descen
 dl { display: grid; grid-template-columns: minmax(6rem, max-content) 1fr; gap: 0.15rem 1rem; font-size: 0.875rem; }
 dt { color: var(--soft); } dd { margin: 0; white-space: pre-wrap; } dd.code { font-family: ui-monospace, monospace; }
 details { margin: 0.75rem 0; } summary { cursor: pointer; font-weight: 600; }
-figure { margin: 1rem 0; } .chart svg { width: 100%; min-width: 34rem; max-width: 60rem; height: auto; display: block; }
+figure { margin: 1rem 0; } .chart .scroll svg { width: 100%; min-width: 34rem; max-width: 60rem; height: auto;
+  display: block; }
 .chart text { font-size: 13px; fill: var(--text); } .grid { stroke: var(--line); }
 .full { stroke: var(--text); stroke-width: 1.5; stroke-dasharray: 6 4; } .band { fill: var(--text); opacity: 0.08; }
 .series { stroke: currentColor; fill: currentColor; } .series path.join { fill: none; stroke-width: 1.5; opacity: 0.5; }
 .series line { stroke-width: 2; } .hollow { fill: var(--back); stroke-width: 2; } .stroke { fill: none; stroke-width: 2.5; }
-.picked .series { opacity: 0.12; } .picked .series.on { opacity: 1; }
+.picked .scroll .series { opacity: 0.12; } .picked .scroll .series.on { opacity: 1; }
 .legend { list-style: none; display: flex; flex-wrap: wrap; gap: 0.25rem 0.5rem; padding: 0; margin: 0.5rem 0; }
 .legend button { display: inline-flex; align-items: center; gap: 0.4rem; font: inherit; font-size: 0.875rem;
   color: var(--text); background: none; border: 1px solid var(--line); border-radius: 0.4rem; padding: 0.15rem 0.5rem;
@@ -53,8 +55,10 @@ figure { margin: 1rem 0; } .chart svg { width: 100%; min-width: 34rem; max-width
 .controls select { font: inherit; max-width: 100%; } .pair { display: flex; flex-wrap: wrap; gap: 1rem 2.5rem; }
 .pair > * { max-width: 100%; }
 .heat { margin: 0 0 1rem; } .heat caption { text-align: left; font-weight: 600; padding: 0.25rem 0; }
-.heat th, .heat thead th { padding: 0.2rem 0.5rem; font-weight: 400; border: 0; position: static; white-space: nowrap; }
-.heat td, tbody tr:hover td.h { border: 2px solid var(--back); text-align: center; min-width: 3.6rem; }
+.heat th, .heat thead th { padding: 0.2rem 0.5rem; font-weight: 400; border: 0; position: static; white-space: nowrap;
+  vertical-align: middle; }
+.heat td, tbody tr:hover td.h { border: 2px solid var(--back); text-align: center; min-width: 3.6rem;
+  vertical-align: middle; }
 .scale { display: flex; align-items: center; gap: 0.4rem; font-size: 0.875rem; } .scale i { width: 1.3rem; height: 0.9rem; }
 td.none { color: var(--soft); }
 .h0, tr:hover td.h0 { background: #440154; color: #fff; } .h1, tr:hover td.h1 { background: #482475; color: #fff; }
@@ -65,11 +69,11 @@ td.none { color: var(--soft); }
 .h10, tr:hover td.h10 { background: #fde725; color: #000; }
 @media (max-width: 40rem) { .chart text { font-size: 17px; } dl { grid-template-columns: 1fr; } dd { margin-bottom: 0.4rem; }
   tbody th { max-width: 9rem; } }
-@media print { .scroll { overflow: visible; } .chart svg { min-width: 0; } }
+@media print { .scroll { overflow: visible; } .chart .scroll svg { min-width: 0; } }
 )css";
 
 // Without it the page shows everything, one below the other.
-const char* const kHtmlScript = R"js(
+constexpr const char* kScript = R"js(
 document.documentElement.classList.add("js");
 document.querySelectorAll(".choose").forEach((box) => {
   const selects = [...box.querySelectorAll("select")];
@@ -105,5 +109,11 @@ document.querySelectorAll(".legend button").forEach((button) => button.addEventL
   figure.classList.toggle("picked", figure.querySelector(".series.on") !== null);
 }));
 )js";
+
+}  // namespace
+
+const char* HtmlStyle() { return kStyle; }
+
+const char* HtmlScript() { return kScript; }
 
 }  // namespace dropkv::eval

@@ -9,10 +9,10 @@ namespace dropkv::eval {
 namespace {
 
 constexpr double kWidth = 760;
-constexpr double kHeight = 380;
+constexpr double kHeight = 396;
 constexpr double kLeft = 48;
 constexpr double kRight = 12;
-constexpr double kTop = 14;
+constexpr double kTop = 30;
 constexpr double kBottom = 52;
 constexpr size_t kColours = 8;
 constexpr double kBandShare = 0.76;  // of a budget's width in which its settings stand side by side
@@ -73,7 +73,7 @@ double X(const Slice& slice, size_t series, size_t budget) {
 }
 
 std::string Axes(const Slice& slice, const Scale& scale) {
-  std::string svg;
+  std::string svg = R"(<text x="0" y="13">score</text>)";
   for (double tick = scale.low; tick <= scale.high + 1e-9; tick += scale.step)
     svg += fmt::format(
         R"(<line class="grid" x1="{0}" x2="{1}" y1="{2:.1f}" y2="{2:.1f}"/><text x="{3}" y="{4:.1f}" text-anchor="end">{5:.0f}</text>)",
@@ -97,9 +97,12 @@ std::string FullLine(const Estimate& score, const Scale& scale) {
     svg += fmt::format(R"(<rect class="band" x="{}" y="{:.1f}" width="{}" height="{:.1f}"/>)", kLeft,
                        scale.Y(score.interval->high), kWidth - kLeft - kRight,
                        scale.Y(score.interval->low) - scale.Y(score.interval->high));
+  const double y = scale.Y(score.value);
+  // Below the line where there is no room above it.
+  const double text_y = y - kTop > 20 ? y - 6 : y + 17;
   return svg + fmt::format(R"(<line class="full" x1="{0}" x2="{1}" y1="{2:.1f}" y2="{2:.1f}"/>)"
-                           "<title>full cache: {3}, n = {4}</title></g>",
-                           kLeft, kWidth - kRight, scale.Y(score.value), EstimateText(score), score.samples);
+                           R"(<text x="{3}" y="{4:.1f}">full cache</text><title>full cache: {5}, n = {6}</title></g>)",
+                           kLeft, kWidth - kRight, y, kLeft + 6, text_y, EstimateText(score), score.samples);
 }
 
 std::string Series(const Slice& slice, const Scale& scale, size_t series) {

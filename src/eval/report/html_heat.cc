@@ -12,7 +12,7 @@ using Columns = std::vector<const Slice*>;  // one a length
 
 std::string HeatCell(const TaskScore& score) {
   if (score.samples == 0) return R"(<td class="h none">-</td>)";
-  const int shade = std::clamp(static_cast<int>(std::floor(score.score / 10)), 0, 10);
+  const int shade = std::clamp(static_cast<int>(std::lround(score.score / 10)), 0, 10);
   return fmt::format(R"(<td class="h h{}" title="{} sample{}">{:.0f}</td>)", shade, score.samples,
                      score.samples == 1 ? "" : "s", score.score);
 }

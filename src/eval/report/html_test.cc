@@ -125,7 +125,7 @@ TEST(Html, HeatMapHasAPanelForEveryMeasuredPair) {
   EXPECT_EQ(Count(maps, "data-key=\"1-0\""), 1U);
   EXPECT_EQ(Count(maps, "data-key=\"1-1\""), 1U);
   // Two depths of two lengths, three panels and the full cache.
-  EXPECT_EQ(Count(maps, R"(<td class="h h2" title="1 sample">25</td>)"), 12U);
+  EXPECT_EQ(Count(maps, R"(<td class="h h3" title="1 sample">25</td>)"), 12U);
   EXPECT_EQ(Count(maps, R"(<td class="h h10" title="1 sample">100</td>)"), 4U);
   EXPECT_EQ(Count(maps, R"(<td class="h none">-</td>)"), 4U * 16U);
   EXPECT_EQ(HtmlHeatMaps(summary.models[0], "ruler", true), "");

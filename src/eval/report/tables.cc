@@ -25,7 +25,7 @@ std::string Signed(double value, int digits) {
 // 1,234,567
 std::string Grouped(int64_t number) {
   std::string text = std::to_string(number);
-  for (auto at = static_cast<int64_t>(text.size()) - 3; at > 0; at -= 3) text.insert(static_cast<size_t>(at), ",");
+  for (auto at = static_cast<int64_t>(text.size()) - 3; at > 0; at -= 3) text.insert(static_cast<size_t>(at), 1, ',');
   return text;
 }
 
