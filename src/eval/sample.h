@@ -32,7 +32,7 @@ struct Sample {
   std::string prefix;
   std::vector<std::string> references;
   std::vector<std::string> classes;  // kClassification: all class names
-  std::vector<double> depths;        // where the needles are, percent of the haystack, in order; empty: no needles
+  std::vector<double> depths;        // where each reference's needle lies, percent of the haystack; empty: no needles
   Metric metric = Metric::kStringMatchAll;
   int32_t max_tokens = 128;
   bool chat_template = true;     // false: LongBench's few-shot and code tasks

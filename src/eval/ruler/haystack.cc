@@ -57,9 +57,6 @@ bool IsAbbreviation(std::string_view word) {
 bool EndsSentence(std::string_view word) {
   StripClosers(word);
   if (word.ends_with('!') || word.ends_with('?')) return true;
-  for (const std::string_view stop : {"\xE3\x80\x82", "\xEF\xBC\x81", "\xEF\xBC\x9F"}) {  // those of Chinese
-    if (word.ends_with(stop)) return true;
-  }
   if (!word.ends_with('.') || word.size() == 1) return false;
   while (!word.empty() && std::ispunct(static_cast<unsigned char>(word[0])) != 0) word.remove_prefix(1);
   return !word.empty() && !IsAbbreviation(word);
@@ -68,6 +65,14 @@ bool EndsSentence(std::string_view word) {
 bool BeginsSentence(char c) {
   const auto byte = static_cast<unsigned char>(c);
   return byte >= 0x80 || std::isupper(byte) != 0 || std::isdigit(byte) != 0 || std::ispunct(byte) != 0;
+}
+
+// Where the piece of a word ends that begins at `begin`; between characters.
+size_t PieceEnd(std::string_view text, size_t begin, size_t word_end) {
+  if (word_end - begin <= kLongestPiece) return word_end;
+  size_t end = begin + kLongestPiece;
+  while (IsContinuation(text[end])) --end;
+  return end;
 }
 
 }  // namespace
@@ -102,34 +107,27 @@ size_t FirstInvalidUtf8(std::string_view text) {
 }
 
 Haystack::Haystack(std::string_view text) : text_(FoldWhiteSpace(text)) {
+  size_t begin = 0;
   size_t sentence_begin = 0;
   size_t sentence_first = 0;
-  size_t begin = 0;
   while (begin < text_.size()) {
-    const size_t end = std::min(text_.find(' ', begin), text_.size());
-    SplitWord(begin, end);
-    const std::string_view word = std::string_view(text_).substr(begin, end - begin);
-    begin = end + 1;
-    if (begin >= text_.size() || ends_.size() - sentence_first >= kLongestSentence ||
-        (EndsSentence(word) && BeginsSentence(text_[begin]))) {
-      EndSentence(sentence_begin, sentence_first);
-      sentence_begin = begin;
-      sentence_first = ends_.size();
+    const size_t word_begin = begin;
+    const size_t word_end = std::min(text_.find(' ', begin), text_.size());
+    while (begin < word_end) {
+      const size_t end = PieceEnd(text_, begin, word_end);
+      ends_.push_back(end);
+      begin = end == word_end ? end + 1 : end;
+      const bool last = begin >= text_.size();
+      const bool full = ends_.size() - sentence_first >= kLongestSentence;
+      const auto word = std::string_view(text_).substr(word_begin, word_end - word_begin);
+      if (last || full || (end == word_end && EndsSentence(word) && BeginsSentence(text_[begin]))) {
+        sentences_.push_back({sentence_begin, sentence_first, ends_.size()});
+        sentence_begin = begin;
+        sentence_first = ends_.size();
+      }
     }
   }
 }
-
-void Haystack::SplitWord(size_t begin, size_t end) {
-  while (end - begin > kLongestPiece) {
-    size_t cut = begin + kLongestPiece;
-    while (cut > begin && IsContinuation(text_[cut])) --cut;
-    begin = cut;
-    ends_.push_back(cut);
-  }
-  ends_.push_back(end);
-}
-
-void Haystack::EndSentence(size_t begin, size_t first) { sentences_.push_back({begin, first, ends_.size()}); }
 
 std::vector<std::string_view> Haystack::Take(size_t first_sentence, int64_t pieces) const {
   std::vector<std::string_view> taken;

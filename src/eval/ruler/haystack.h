@@ -20,7 +20,7 @@ size_t FirstInvalidUtf8(std::string_view text);
 class Haystack {
  public:
   Haystack() = default;
-  explicit Haystack(std::string_view text);
+  explicit Haystack(std::string_view text);  // UTF-8
 
   size_t sentences() const { return sentences_.size(); }
   size_t pieces() const { return ends_.size(); }
@@ -35,9 +35,6 @@ class Haystack {
     size_t first;  // its first piece
     size_t end;    // one past its last piece
   };
-
-  void SplitWord(size_t begin, size_t end);
-  void EndSentence(size_t begin, size_t first);
 
   std::string text_;
   std::vector<size_t> ends_;  // where each piece ends in text_

@@ -26,8 +26,8 @@ constexpr int32_t kUnknownTaskTokens = 128;
 
 // The official layout is .../4096/data/niah_single_1/validation.jsonl; others name the file after the task.
 std::string TaskOfPath(const fs::path& path) {
-  const std::string stem = path.stem().string();
-  const std::string folder = path.parent_path().filename().string();
+  std::string stem = path.stem().string();
+  std::string folder = path.parent_path().filename().string();
   if (FindRulerTask(stem) != nullptr) return stem;
   if (FindRulerTask(folder) != nullptr) return folder;
   return (stem == "validation" || stem == "test") && !folder.empty() ? folder : stem;
