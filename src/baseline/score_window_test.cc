@@ -162,6 +162,72 @@ TEST(ScoreWindow, GroupRulesAndPooling) {
       }
 }
 
+// The layer with the query heads in another order: their queries and their columns of W_O.
+class PermutedHeads {
+ public:
+  PermutedHeads(Layer layer, const std::vector<int32_t>& heads) : layer_(std::move(layer)) {
+    const ObservationRows rows = layer_.rows;
+    const int32_t dim = layer_.kv.key_dim;
+    for (const int32_t head : heads)
+      for (int32_t i = 0; i < rows.rows; ++i) {
+        const float* from = rows.q + head * rows.head_stride + i * rows.row_stride;
+        queries_.insert(queries_.end(), from, from + dim);
+      }
+    layer_.rows.q = queries_.data();
+    layer_.rows.head_stride = int64_t{rows.rows} * dim;
+    layer_.rows.row_stride = dim;
+    const int32_t value_dim = layer_.kv.value_dim;
+    layer_.wo.read_row = [read = layer_.wo.read_row, heads, value_dim](int32_t row, float* out) {
+      std::vector<float> columns(heads.size() * value_dim);
+      read(row, columns.data());
+      for (size_t h = 0; h < heads.size(); ++h)
+        std::copy_n(columns.data() + static_cast<size_t>(heads[h]) * value_dim, value_dim, out + h * value_dim);
+    };
+  }
+  const Layer& layer() const { return layer_; }
+
+ private:
+  Layer layer_;
+  std::vector<float> queries_;
+};
+
+double LargestDifference(const LayerScores& a, const LayerScores& b) {
+  const auto [least, largest] = std::minmax_element(a.score.begin(), a.score.end());
+  double difference = 0.0;
+  for (size_t i = 0; i < a.score.size(); ++i) difference = std::max(difference, std::abs(a.score[i] - b.score[i]));
+  return difference / std::max(std::abs(*least), std::abs(*largest));
+}
+
+// Query heads of a group are alike to every score; those of different groups meet other keys.
+TEST(ScoreWindow, HeadsOfAGroupMayBeExchanged) {
+  cpu::ScoreCase c;
+  c.kv_heads = 2, c.group = 4;
+  WindowCase window(c);
+  window.MakeOutputProjection(64);
+  const Layer layer = window.MakeLayer();
+  const PermutedHeads inside(layer, {2, 0, 3, 1, 4, 7, 6, 5});
+  const PermutedHeads across(layer, {4, 1, 2, 3, 0, 5, 6, 7});
+  std::vector<Recipe> recipes;
+  for (const Scorer scorer : {Scorer::kDropKv, Scorer::kDropKvCompat, Scorer::kDropKvWo, Scorer::kAttention,
+                              Scorer::kProjection, Scorer::kProjectionCode, Scorer::kCaote, Scorer::kFinch,
+                              Scorer::kObCache, Scorer::kDefensive, Scorer::kVariance, Scorer::kLastRow}) {
+    recipes.push_back(WindowRecipe(scorer, scorer == Scorer::kLastRow ? 1 : c.rows));
+    recipes.back().chunk = scorer == Scorer::kProjectionCode ? 4 : 0;
+    recipes.back().flat_heads = scorer == Scorer::kProjectionCode;
+  }
+  for (const GroupRule rule : {GroupRule::kMax, GroupRule::kSum}) {
+    recipes.push_back(WindowRecipe(Scorer::kAttention, c.rows));
+    recipes.back().group = rule;
+  }
+  for (const Recipe& recipe : recipes) {
+    SCOPED_TRACE(::testing::Message() << static_cast<int>(recipe.scorer) << " " << static_cast<int>(recipe.group));
+    const LayerScores scores = ScoreOf(recipe, layer);
+    // Sums in another order; the Gram matrices of W_O are the same numbers.
+    EXPECT_LE(LargestDifference(scores, ScoreOf(recipe, inside.layer())), 1e-5);
+    EXPECT_GT(LargestDifference(scores, ScoreOf(recipe, across.layer())), 1e-3);
+  }
+}
+
 // Only the last rows of those handed in are the window.
 TEST(ScoreWindow, TakesTheLastRows) {
   cpu::ScoreCase c;
