@@ -230,7 +230,8 @@ TEST_F(LongBench, NamesWhatIsWrong) {
     EXPECT_EQ(Error({"qasper"}), "data/qasper.jsonl: expected samples, one a line, got none");
   }
   EXPECT_EQ(Error({"trec"}), "data: data: no trec.jsonl");
-  EXPECT_EQ(Error({"trec_e"}), "data: data: no trec_e.jsonl");
+  Write("data/trec_e_part.jsonl", Line("trec", "a", "i", "1"));
+  EXPECT_EQ(Error({"trec_e"}), "data: data: no trec_e.jsonl") << "LongBench-E's file and no other";
   EXPECT_EQ(Error({"qasper", "qasper"}), "tasks: qasper: data/qasper.jsonl is read for another task already");
   EXPECT_EQ(Error({"qmsum_e"}), "tasks: qmsum_e: LongBench-E has no qmsum");
   EXPECT_TRUE(Error({"gsm8k"}).starts_with("tasks: gsm8k: expected one of narrativeqa, qasper, ")) << Error({"gsm8k"});
