@@ -26,7 +26,7 @@ std::string Line(const std::vector<std::string>& cells, const std::vector<size_t
   for (size_t i = 0; i < cells.size(); ++i) {
     const std::string cell = Plain(cells[i]);
     const std::string space(widths[i] - Width(cell), ' ');
-    line += i == 0 ? " " + cell + space : "  " + space + cell;
+    line += i == 0 ? fmt::format(" {}{}", cell, space) : fmt::format("  {}{}", space, cell);
   }
   line.resize(line.find_last_not_of(' ') + 1);
   return line + "\n";
@@ -74,7 +74,7 @@ std::string TerminalReport(const Summary& summary) {
   std::string text;
   for (const ModelSummary& model : summary.models) text += ModelText(model, summary.against);
   text += "Brackets: 95% intervals, bootstrap over samples within each task. *: the interval excludes zero.\n";
-  for (const std::string& remark : summary.remarks) text += "note: " + Plain(remark) + "\n";
+  for (const std::string& remark : summary.remarks) text += fmt::format("note: {}\n", Plain(remark));
   return text;
 }
 
