@@ -32,7 +32,7 @@ struct DeviceModel {
 
 void PrintTo(const DeviceModel& model, std::ostream* out) { *out << model.name; }
 
-const DeviceModel kModels[] = {
+constexpr DeviceModel kModels[] = {
     {"tiny", "", 600},
     {"smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", 3000},
     {"qwen", "Qwen2.5-Coder-1.5B-Instruct.Q4_K_M.gguf", 6000},
