@@ -25,7 +25,7 @@ namespace {
 
 // LongBench's own limit for models of 32K tokens; below it the answer and the template need room.
 constexpr int32_t kLongBenchLength = 31500;
-constexpr int32_t kLongBenchReserve = 512 + 64;
+constexpr int32_t kLongBenchReserve = 512 + 128;
 
 // A line on standard error: redrawn on a terminal behind every row, elsewhere one for every sample.
 class ProgressLine {
@@ -171,7 +171,7 @@ Status Eval(const std::vector<std::string>& arguments) {
   if (!model.ok()) return model.status();
   if (options.suite == "longbench" && options.max_length == 0) {
     const int32_t context = options.context > 0 ? options.context : model->context_train();
-    options.max_length = std::min(kLongBenchLength, context - kLongBenchReserve);
+    options.max_length = std::clamp(context - kLongBenchReserve, 1, kLongBenchLength);
   }
   const Result<eval::Suite> suite = Load(options, *model);
   if (!suite.ok()) return suite.status();

@@ -9,7 +9,7 @@
 namespace dropkv::eval {
 namespace {
 
-const float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 TokenFidelity Compare(const std::vector<float>& full, const std::vector<float>& evicted) {
   return CompareLogits(full, evicted);

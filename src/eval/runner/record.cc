@@ -41,6 +41,9 @@ std::vector<T> United(std::vector<T> before, const std::vector<T>& now) {
   return before;
 }
 
+// RULER tasks without prose read none.
+bool HasHaystack(const RunRecord& record) { return !record.haystack.empty() && record.haystack != "none"; }
+
 // Lines by their first word, the file's name: files that only one of the runs read are no difference.
 Status MergeData(const std::string& before, const std::string& now, std::string* merged) {
   std::map<std::string, std::string> files;
@@ -119,6 +122,7 @@ Result<RunRecord> MergeRecords(const std::string& folder, const RunRecord& befor
     return InvalidArgument("--out: " + folder + " holds results of another run: " + what);
   };
   const auto flag = [](bool on) { return std::string(on ? "on" : "off"); };
+  const bool both = HasHaystack(before) && HasHaystack(now);
   struct Field {
     const char* name;
     std::string before;
@@ -132,7 +136,7 @@ Result<RunRecord> MergeRecords(const std::string& folder, const RunRecord& befor
       {"--fa", flag(before.flash_attention), flag(now.flash_attention)},
       {"chat template", before.chat_template, now.chat_template},
       {"--seed", std::to_string(before.seed), std::to_string(now.seed)},
-      {"haystack", before.haystack, now.haystack},
+      {"haystack", both ? before.haystack : "", both ? now.haystack : ""},
       {"options", before.options, now.options},
       // Its rows of the certificate are those of the widest window among them.
       {"settings", fmt::format("{}", fmt::join(before.settings, "; ")),
@@ -144,6 +148,7 @@ Result<RunRecord> MergeRecords(const std::string& folder, const RunRecord& befor
   RunRecord merged = now;
   const Status data = MergeData(before.data, now.data, &merged.data);
   if (!data.ok()) return differs(data.message());
+  if (!HasHaystack(now)) merged.haystack = before.haystack;
   merged.started = before.started;
   merged.samples = std::max(before.samples, now.samples);
   merged.lengths = United(before.lengths, now.lengths);

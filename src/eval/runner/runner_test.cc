@@ -64,6 +64,7 @@ RunRecord MakeRecord() {
   record.chat_template = "model's";
   record.seed = 42;
   record.samples = 10;
+  record.haystack = "prose";
   record.data = "one.txt aa 1\ntwo.txt bb 2";
   record.lengths = {4096};
   record.tasks = {"vt"};
@@ -92,6 +93,21 @@ TEST(Record, AFurtherRunMayAddToTheGrid) {
   EXPECT_EQ(merged->data, "one.txt aa 1\ntwo.txt bb 2\nthree.txt cc 3");
   EXPECT_EQ(merged->machine, "another");
   EXPECT_EQ(merged->started, "2000-01-01T00:00:00Z");
+}
+
+TEST(Record, TasksWithoutProseHaveNoHaystack) {
+  const auto merged = [](const char* before, const char* now) {
+    RunRecord first = MakeRecord();
+    RunRecord second = MakeRecord();
+    first.haystack = before;
+    second.haystack = now;
+    const Result<RunRecord> record = MergeRecords("folder", first, second);
+    return record.ok() ? record->haystack : "refused";
+  };
+  EXPECT_EQ(merged("none", "essays"), "essays");
+  EXPECT_EQ(merged("essays", "none"), "essays");
+  EXPECT_EQ(merged("essays", "essays"), "essays");
+  EXPECT_EQ(merged("essays", "prose"), "refused");
 }
 
 TEST(Record, WhatChangesResultsIsNamed) {
