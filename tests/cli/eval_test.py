@@ -333,6 +333,8 @@ class Refused(EvalTest):
 
     def test_suites(self):
         self.refuse(suite="nowhere", parts=["--suite", "ruler, longbench", "nowhere"])
+        self.refuse("--tasks", "other", suite="ruler", parts=["--tasks: ", "niah_single_1", "other"])
+        self.refuse("--data", str(self.folder), suite="longbench", parts=["--data: ", ".jsonl"])
         self.refuse(suite="nowhere.jsonl", parts=["nowhere.jsonl"])
         self.refuse(suite=self.write("wrong.jsonl", '{"input": "abc"}\n'), parts=["wrong.jsonl:1", "outputs"])
         text = self.write("text.txt", letters(100))

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <string_view>
 #include <utility>
 
 #include "eval/longbench/longbench.h"
@@ -26,6 +27,19 @@ Result<std::string> FileLine(const std::string& path) {
   return fmt::format("{} {} {}", file.filename().string(), *hash, std::filesystem::file_size(file, error));
 }
 
+// The suites name their own option in front of a message; the flag takes its place.
+Status OfFlag(const Status& status) {
+  constexpr std::pair<std::string_view, std::string_view> kFlags[] = {{"data: ", "--data: "},
+                                                                      {"tasks: ", "--tasks: "},
+                                                                      {"task ", "--tasks: "},
+                                                                      {"lengths: ", "--length: "},
+                                                                      {"samples: ", "--samples: "}};
+  for (const auto& [option, flag] : kFlags)
+    if (status.message().starts_with(option))
+      return {status.code(), std::string(flag) + status.message().substr(option.size())};
+  return status;
+}
+
 void AddAll(std::vector<Sample> samples, Suite* suite) {
   for (Sample& sample : samples) suite->items.push_back({std::move(sample), {}});
 }
@@ -40,7 +54,7 @@ Result<Suite> LoadRuler(const SuiteOptions& options, const TokenCounter& count) 
   ruler.data = options.data;
   ruler.template_tokens = options.template_tokens;
   Result<RulerSet> set = GenerateRuler(ruler, count);
-  if (!set.ok()) return set.status();
+  if (!set.ok()) return OfFlag(set.status());
   Suite suite;
   AddAll(std::move(set->samples), &suite);
   suite.haystack = std::move(set->haystack);
@@ -67,7 +81,7 @@ Result<Suite> LoadLongBench(const SuiteOptions& options, const llama::Model& mod
     return out;
   };
   Result<LongBenchSet> set = ReadLongBench(longbench, count, cut);
-  if (!set.ok()) return set.status();
+  if (!set.ok()) return OfFlag(set.status());
   Suite suite;
   AddAll(std::move(set->samples), &suite);
   suite.data = std::move(set->data);
