@@ -25,9 +25,9 @@ std::string CellHtml(const std::string& text) {
          (text.ends_with(" *") ? R"( <b class="mark">*</b>)" : HtmlEscape(text.substr(close + 1)));
 }
 
-std::string Protocol(const RunRecord& run) {
+std::string Protocol(const std::vector<RunRecord>& runs) {
   std::string html = "<dl>";
-  for (const auto& row : ProtocolTable(run).rows) {
+  for (const auto& row : ProtocolTable(runs).rows) {
     const bool code = row.front() == "command" || row.front() == "sha256";
     html += fmt::format("<dt>{}</dt><dd{}>{}</dd>", HtmlEscape(row.front()), code ? R"( class="code")" : "",
                         HtmlEscape(row.back()));
@@ -47,6 +47,7 @@ std::string TaskTables(const Slice& slice) {
 std::string SliceSection(const Slice& slice, const std::string& id, const std::string& against) {
   std::string html = fmt::format("<section id=\"{}\"><h3>{}</h3>\n<p>{}</p>\n", id, HtmlEscape(SliceTitle(slice)),
                                  HtmlEscape(SliceHead(slice)));
+  if (const std::string counts = SampleCounts(slice); !counts.empty()) html += "<p>" + HtmlEscape(counts) + "</p>\n";
   html += HtmlChart(slice);
   for (const Table& table : {ScoreTable(slice), CategoryTable(slice), DifferenceToFullTable(slice),
                              DifferenceToAgainstTable(slice, against)})
@@ -59,8 +60,7 @@ std::string SliceSection(const Slice& slice, const std::string& id, const std::s
 
 std::string ModelSection(const ModelSummary& model, const std::string& id, const std::string& against) {
   std::string html = fmt::format("<section id=\"{}\"><h2>{}</h2>\n", id, HtmlEscape(model.label));
-  for (const RunRecord& run : model.runs)
-    html += "<details open=\"open\"><summary>Protocol</summary>" + Protocol(run) + "</details>\n";
+  html += "<details open=\"open\"><summary>Protocol</summary>" + Protocol(model.runs) + "</details>\n";
   std::set<std::pair<std::string, bool>> heat_maps;
   for (const Slice& slice : model.slices) heat_maps.emplace(slice.suite, slice.hidden);
   for (size_t i = 0; i < model.slices.size(); ++i)

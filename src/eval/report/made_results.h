@@ -43,4 +43,29 @@ inline Results MadeResults(std::vector<Row> rows) {
   return results;
 }
 
+// Two folders of one model that differ in tasks, data and command, as one process a task leaves them; the second is
+// unfinished.
+inline Results MadeTwoFolders() {
+  Results results = MadeResults({MadeRow("vt", "1", "full", "100%", 0.8), MadeRow("vt", "2", "full", "100%", 0.8),
+                                 MadeRow("cwe", "1", "full", "100%", 0.4)});
+  RunRecord& first = results.runs.front();
+  first.kv_type = "f16";
+  first.seed = 42;
+  first.questions = {"seen"};
+  first.haystack = "none";
+  RunRecord second = first;
+  first.tasks = {"vt"};
+  first.data = "words/a.txt " + std::string(64, 'a') + " 10\nwords/b.txt " + std::string(64, 'b') + " 20\n";
+  first.threads = 1;
+  first.command = "dropkv eval -m /a/model.gguf --tasks vt --out /r/vt";
+  second.tasks = {"cwe"};
+  second.data = "words/b.txt " + std::string(64, 'b') + " 20\nessay.txt " + std::string(64, 'e') + " 30\n";
+  second.haystack = "essay.txt";
+  second.threads = 4;
+  second.command = "dropkv eval -m /a/model.gguf --tasks cwe --out /r/cwe";
+  results.runs.push_back(second);
+  results.run_of.back() = 1;
+  return results;
+}
+
 }  // namespace dropkv::eval

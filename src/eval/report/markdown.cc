@@ -55,11 +55,15 @@ std::string Command(const std::string& command) {
   return text + "\n\n";
 }
 
-std::string Protocol(const RunRecord& run) {
+std::string Protocol(const std::vector<RunRecord>& runs) {
   std::string text = "| protocol | |\n| --- | --- |\n";
-  for (const auto& row : ProtocolTable(run).rows)
-    if (row.front() != "command") text += Line(row);
-  return text + (run.command.empty() ? "\n" : Command(run.command));
+  std::string command = "\n";
+  for (const auto& row : ProtocolTable(runs).rows)
+    if (row.front() == "command")
+      command = Command(row.back());
+    else
+      text += Line(row);
+  return text + command;
 }
 
 }  // namespace
@@ -68,11 +72,12 @@ std::string MarkdownReport(const Summary& summary) {
   std::string text;
   for (const ModelSummary& model : summary.models) {
     text += fmt::format("# {}\n\n", Escaped(model.label));
-    for (const RunRecord& run : model.runs) text += Protocol(run);
+    text += Protocol(model.runs);
     text += fmt::format(
         "Intervals: 95%, from {} resamples of the samples within each task. Differences are paired.\n\n", kResamples);
     for (const Slice& slice : model.slices) {
       text += fmt::format("## {}\n\n{}.\n\n", Escaped(SliceTitle(slice)), Escaped(SliceHead(slice)));
+      if (const std::string counts = SampleCounts(slice); !counts.empty()) text += Escaped(counts) + "\n\n";
       for (const Table& table : SliceTables(slice, summary.against)) text += Section(table);
     }
     if (!model.warnings.empty()) text += Section(WarningTable(model));

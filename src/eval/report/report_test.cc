@@ -44,7 +44,8 @@ TEST(MarkdownReport, Exact) {
 | file | model.gguf, 1,234,567 bytes |
 | sha256 | aa |
 | libllama | b1 |
-| cache | f16, flash attention on, 2 threads |
+| threads | 2 |
+| cache | f16, flash attention on |
 | question | seen |
 | seed | 42 |
 | samples a task | 2 |

@@ -21,11 +21,6 @@ struct SliceRows {
   std::map<std::string, std::string> category_of;                   // by task
 };
 
-// Adds what is not there yet, in the order of its first appearance.
-void AddOnce(std::vector<std::string>* list, const std::string& item) {
-  if (std::ranges::find(*list, item) == list->end()) list->push_back(item);
-}
-
 // Percentages before numbers of tokens, each by size.
 std::tuple<bool, double> BudgetOrder(const std::string& text) {
   const Result<Budget> budget = ParseBudget(text);
@@ -227,6 +222,10 @@ void SetLabels(std::vector<ModelSummary>* models) {
 }
 
 }  // namespace
+
+void AddOnce(std::vector<std::string>* list, const std::string& item) {
+  if (std::ranges::find(*list, item) == list->end()) list->push_back(item);
+}
 
 std::string ModelKey(const RunRecord& run) { return run.model_sha256.empty() ? run.model_file : run.model_sha256; }
 

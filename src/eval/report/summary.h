@@ -85,6 +85,9 @@ struct Summary {
   std::vector<std::string> remarks;
 };
 
+// Adds what is not there yet, in the order of its first appearance.
+void AddOnce(std::vector<std::string>* list, const std::string& item);
+
 // What tells two models apart: the hash of the file, or its name where there is none.
 std::string ModelKey(const RunRecord& run);
 

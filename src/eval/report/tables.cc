@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 
@@ -22,16 +23,7 @@ std::string Signed(double value, int digits) {
   return rounded == 0 ? fmt::format("{:.{}f}", 0.0, digits) : fmt::format("{:+.{}f}", rounded, digits);
 }
 
-// 1,234,567
-std::string Grouped(int64_t number) {
-  std::string text = std::to_string(number);
-  for (auto at = static_cast<int64_t>(text.size()) - 3; at > 0; at -= 3) text.insert(static_cast<size_t>(at), 1, ',');
-  return text;
-}
-
 std::string Milliseconds(double seconds) { return fmt::format("{:.1f}", 1e3 * seconds); }
-
-std::string Joined(const std::vector<std::string>& parts) { return fmt::format("{}", fmt::join(parts, ", ")); }
 
 using CellText = std::function<std::string(const Cell&)>;  // empty: the cell has nothing to say
 
@@ -87,7 +79,20 @@ std::vector<std::string> CostRow(const Cell& cell) {
           fmt::format("{:.2f}", cell.decode_s)};
 }
 
+// Of the setting that has most.
+int32_t MostSamples(const Slice& slice, const std::string& task) {
+  int32_t most = slice.full ? TaskSamples(*slice.full, task) : 0;
+  for (const Cell& cell : slice.cells) most = std::max(most, TaskSamples(cell, task));
+  return most;
+}
+
 }  // namespace
+
+std::string Grouped(int64_t number) {
+  std::string text = std::to_string(number);
+  for (auto at = static_cast<int64_t>(text.size()) - 3; at > 0; at -= 3) text.insert(static_cast<size_t>(at), 1, ',');
+  return text;
+}
 
 std::string EstimateText(const Estimate& estimate, int digits) {
   std::string text = fmt::format("{:.{}f}", Rounded(estimate.value, digits), digits);
@@ -114,6 +119,17 @@ std::string SliceHead(const Slice& slice) {
       slice.full ? "full cache " + WithSamples(EstimateText(slice.full->score), slice.full->score, slice) + "; " : "";
   return fmt::format("{}{} sample{}, {} task{}", full, Grouped(slice.samples), slice.samples == 1 ? "" : "s",
                      slice.tasks.size(), slice.tasks.size() == 1 ? "" : "s");
+}
+
+std::string SampleCounts(const Slice& slice) {
+  std::vector<std::string> counts;
+  bool equal = true;
+  for (const std::string& task : slice.tasks) {
+    const int32_t samples = MostSamples(slice, task);
+    equal = equal && samples == MostSamples(slice, slice.tasks.front());
+    counts.push_back(fmt::format("{} {}", task, samples));
+  }
+  return equal ? "" : fmt::format("samples: {}", fmt::join(counts, ", "));
 }
 
 Table ScoreTable(const Slice& slice) {
@@ -206,37 +222,6 @@ Table CostTable(const Slice& slice) {
       "Kept: of a layer's KV heads, over layers and samples. Output error: realised, over the rows that judged; it is "
       "no "
       "measure of quality. Times are means a sample; the prefill is shared.";
-  return table;
-}
-
-Table ProtocolTable(const RunRecord& run) {
-  std::vector<std::string> lengths;
-  for (const int32_t length : run.lengths) lengths.push_back(length == 0 ? "as they are" : Grouped(length));
-  Table table;
-  table.rows = {
-      {"model", run.model},
-      {"file", fmt::format("{}, {} bytes", run.model_file, Grouped(run.model_bytes))},
-      {"sha256", run.model_sha256},
-      {"libllama", run.libllama},
-      {"dropkv", run.dropkv_version},
-      {"machine", run.machine},
-      {"cache",
-       fmt::format("{}, flash attention {}, {} threads", run.kv_type, run.flash_attention ? "on" : "off", run.threads)},
-      {"question", Joined(run.questions)},
-      {"chat template", run.chat_template},
-      {"haystack", run.haystack},
-      {"data", run.data},
-      {"seed", std::to_string(run.seed)},
-      {"samples a task", run.samples == 0 ? "all" : std::to_string(run.samples)},
-      {"lengths", Joined(lengths)},
-      {"tasks", Joined(run.tasks)},
-      {"settings", Joined(run.settings)},
-      {"budgets", Joined(run.budgets)},
-      {"options", run.options},
-      {"started", run.started},
-      {"command", run.command},
-  };
-  std::erase_if(table.rows, [](const std::vector<std::string>& row) { return row.back().empty(); });
   return table;
 }
 

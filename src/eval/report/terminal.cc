@@ -57,6 +57,7 @@ std::string ModelText(const ModelSummary& model, const std::string& against) {
   std::string text;
   for (const Slice& slice : model.slices) {
     text += fmt::format("{}: {}\n{}\n", Plain(model.label), Plain(SliceTitle(slice)), Plain(SliceHead(slice)));
+    if (const std::string counts = SampleCounts(slice); !counts.empty()) text += Plain(counts) + "\n";
     for (const Table& table :
          {ScoreTable(slice), CategoryTable(slice), DifferenceToFullTable(slice),
           DifferenceToAgainstTable(slice, against), FidelityTable(slice, against), CostTable(slice)})
