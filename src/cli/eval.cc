@@ -82,7 +82,7 @@ Result<eval::RunRecord> MakeRecord(const EvalOptions& options, const llama::Mode
   record.model_bytes = static_cast<int64_t>(std::filesystem::file_size(options.model, error));
   record.libllama = eval::LlamaVersion();
   record.dropkv_version = eval::DropKvVersion();
-  record.machine = eval::Machine();
+  record.machine = fmt::format("{}; model on {}", eval::Machine(), model.device());
   record.command = options.command;
   record.chat_template = !options.raw && model.has_chat_template() ? "model's" : "none";
   record.haystack = suite.haystack;
@@ -167,7 +167,7 @@ Status Eval(const std::vector<std::string>& arguments) {
   }
   EvalOptions& options = **parsed;
   InstallStopHandler();
-  const Result<llama::Model> model = llama::Model::Load(options.model);
+  const Result<llama::Model> model = llama::Model::Load(options.model, {.gpu_layers = options.gpu_layers});
   if (!model.ok()) return model.status();
   if (options.suite == "longbench" && options.max_length == 0) {
     const int32_t context = options.context > 0 ? options.context : model->context_train();

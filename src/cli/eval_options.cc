@@ -199,7 +199,9 @@ std::string CommandLine(const std::vector<std::string>& arguments) {
   std::string command = "dropkv eval";
   for (const std::string& argument : arguments) {
     const bool plain = !argument.empty() && argument.find_first_of(" \t\n\"'\\$`*?[]()<>|&;~#!") == std::string::npos;
-    command += plain ? " " + argument : " '" + argument + "'";
+    std::string quoted = argument;
+    for (size_t at = 0; (at = quoted.find('\'', at)) != std::string::npos; at += 4) quoted.replace(at, 1, "'\\''");
+    command += plain ? " " + argument : " '" + quoted + "'";
   }
   return command;
 }
@@ -234,6 +236,7 @@ Result<std::optional<EvalOptions>> ParseEval(std::vector<std::string> arguments)
   app.add_option("--kv", raw.kv);
   app.add_option("--fa", raw.fa);
   app.add_option("--threads", options.threads);
+  app.add_option("--gpu-layers", options.gpu_layers);
   app.add_option("--ctx", options.context);
   app.add_option("--max-length", options.max_length);
   app.add_option("--fidelity", raw.fidelity);
@@ -290,6 +293,7 @@ Rows go to DIR/results.jsonl; the same command again goes on where a stopped run
       --ctx N             most tokens of prompt and answer (what the model was trained for)
       --skip-too-long     leaves samples out that the context does not hold; else they are an error
       --kv TYPE           cache type f16, f32, q8_0 (f16);    --fa on|off  flash attention (on)
+      --gpu-layers N      as in `dropkv run`: all where there is a GPU (-1)
       --raw               no chat template;   --ignore-eos  answers go on to their longest;   --threads N
 )";
 }

@@ -27,10 +27,11 @@ struct EvalOptions {
   DType kv_type = DType::kF16;
   bool flash_attention = true;
   int32_t threads = 0;
-  int32_t context = 0;     // most tokens, prompt and answer; 0: what the model was trained for
-  int32_t max_length = 0;  // longbench: tokens of a filled prompt; 0: what the context holds
-  int32_t fidelity = 0;    // tokens; 0: not measured
-  double time_limit = 0;   // seconds; 0: none
+  int32_t gpu_layers = -1;  // as in RunOptions
+  int32_t context = 0;      // most tokens, prompt and answer; 0: what the model was trained for
+  int32_t max_length = 0;   // longbench: tokens of a filled prompt; 0: what the context holds
+  int32_t fidelity = 0;     // tokens; 0: not measured
+  double time_limit = 0;    // seconds; 0: none
   bool raw = false;
   bool ignore_eos = false;
   bool skip_too_long = false;

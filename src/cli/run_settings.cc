@@ -126,7 +126,9 @@ Status Settle(const PolicyFlags& flags, std::vector<Recipe>* policies) {
       std::find_if(policies->begin(), policies->end(), [](const Recipe& recipe) { return !IsFull(recipe); });
   Taken taken;
   if (first == policies->end()) return CheckTaken(flags, taken, *policies);
-  const Recipe shared = *first;
+  Recipe shared = *first;
+  // What a policy cannot pool by leaves it its own pooling, not that of the first one.
+  if (flags.pool) SetPooling(*flags.pool, &shared);
   const bool alone =
       std::count_if(policies->begin(), policies->end(), [](const Recipe& recipe) { return !IsFull(recipe); }) == 1;
   for (Recipe& recipe : *policies) {

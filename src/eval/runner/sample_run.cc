@@ -72,7 +72,7 @@ Row SampleRun::EmptyRow() const {
   row.prompt_hash = PromptHash(*prompt_);
   row.prompt_tokens = prefilled_.size();
   row.hidden = hidden_;
-  row.prefill_s = prefilled_.seconds + prefilled_.statistics_seconds;
+  row.prefill_s = prefilled_.seconds + prefilled_.statistics_seconds + prefilled_.copy_seconds;
   return row;
 }
 
