@@ -1,6 +1,7 @@
 #include "baseline/score.h"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <string>
 
@@ -125,6 +126,12 @@ LayerScores Prepare(const Recipe& recipe, const KvView& kv) {
 }
 
 }  // namespace
+
+double ShareOf(int32_t keep, int32_t tokens) {
+  double share = static_cast<double>(keep) / tokens;
+  while (static_cast<int32_t>(share * tokens) < keep) share = std::nextafter(share, 2.0);
+  return share;
+}
 
 Result<LayerScores> Score(const Recipe& recipe, const Layer& layer, double keep_fraction, ThreadPool* pool) {
   DROPKV_RETURN_IF_ERROR(CheckInput(recipe, layer, keep_fraction));

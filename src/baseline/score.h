@@ -32,7 +32,11 @@ struct LayerScores {
   std::vector<uint8_t> forced;
 };
 
-// keep: what the budget asks for per head, where a scorer depends on it (kRecency of StreamingLLM does not;
+// The share that whole tokens are of all, such that trunc(tokens * share), which is how the references count, is `keep`
+// again: 29 / 300 times 300 falls short of 29 in double arithmetic.
+double ShareOf(int32_t keep, int32_t tokens);
+
+// keep_fraction: what the budget asks for per head, where a scorer depends on it (kRecency of StreamingLLM does not;
 // kCompactor's beta, kDefensive's first stage and kKeyDiff's block form do). Errors: what the recipe needs and the
 // layer lacks, by the names q, q_pre, k_pre, wo; shapes that disagree; n below what the policy needs. pool null: one
 // thread. Results do not depend on the number of threads.

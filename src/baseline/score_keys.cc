@@ -12,7 +12,6 @@ namespace dropkv::baseline {
 namespace {
 
 constexpr double kSmallestNorm = 1e-12;  // of a key that is divided by its norm
-constexpr double kBudgetSlack = 1e-6;    // as in algorithm.md section 4.3
 
 // KeyDiff over one head: sums of normalised keys over a set of tokens, and the cosine of every token with them.
 class KeyDifference {
@@ -167,7 +166,7 @@ Status ScoreKeyDiff(const Recipe& recipe, const Layer& layer, double keep_fracti
   const KvView& kv = layer.kv;
   const int32_t n = kv.tokens;
   if (recipe.block < 0) return InvalidArgument("block: expected at least 0, got " + std::to_string(recipe.block));
-  const auto kept = static_cast<int32_t>(std::clamp(keep_fraction, 0.0, 1.0) * n + kBudgetSlack);
+  const auto kept = static_cast<int32_t>(std::clamp(keep_fraction, 0.0, 1.0) * n);
   const int32_t keep = recipe.block == 0 ? n : std::clamp(kept, 1, n);
   ForceNonFinite(kv, pool, scores);
   ForEach(pool, kv.kv_heads, [&](int64_t head) {

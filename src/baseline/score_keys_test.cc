@@ -110,13 +110,30 @@ std::vector<int32_t> Best(const double* score, int32_t n, int32_t keep) {
   return order;
 }
 
+TEST(ScoreKeysTest, ASharesTokensAreThoseItWasMadeOf) {
+  for (int32_t tokens = 1; tokens <= 400; ++tokens)
+    for (int32_t keep = 0; keep <= tokens; ++keep) {
+      ASSERT_EQ(static_cast<int32_t>(ShareOf(keep, tokens) * tokens), keep) << "of " << tokens;
+      ASSERT_LE(ShareOf(keep, tokens), 1.0);
+    }
+}
+
+// The references truncate: at a compression ratio of 0.9 they keep 29 of 300 tokens.
+TEST(ScoreKeysTest, BlockKeyDiffTruncatesAsTheReferences) {
+  const PromptCase prompt = PromptCase{2, 1, 300}.Fill();
+  Recipe recipe = PlainRecipe(Scorer::kKeyDiff);
+  recipe.block = 16;
+  const LayerScores scores = RunScorer(&ScoreKeyDiff, recipe, prompt.MakeLayer(), 1.0 - 0.9);
+  EXPECT_EQ(Best(scores.score.data(), 300, 29), BlockKeyDiffKeeps(prompt, 0, 29, 16));
+}
+
 TEST(ScoreKeysTest, BlockKeyDiffKeepsWhatItsRoundsKeep) {
   const PromptCase prompt = PromptCase{2, 2, 100}.Fill(5);
   for (const int32_t block : {1, 7, 16, 200})
     for (const int32_t keep : {2, 10, 37, 99, 100}) {  // of two candidates alone both are as far from their sum
       Recipe recipe = PlainRecipe(Scorer::kKeyDiff);
       recipe.block = block;
-      const LayerScores scores = RunScorer(&ScoreKeyDiff, recipe, prompt.MakeLayer(), keep / 100.0);
+      const LayerScores scores = RunScorer(&ScoreKeyDiff, recipe, prompt.MakeLayer(), ShareOf(keep, 100));
       for (int32_t u = 0; u < 2; ++u)
         EXPECT_EQ(Best(scores.score.data() + u * 100, 100, keep), BlockKeyDiffKeeps(prompt, u, keep, block))
             << "block " << block << " keep " << keep;
@@ -128,7 +145,7 @@ TEST(ScoreKeysTest, BlockKeyDiffKeepsProtectedTokens) {
   Recipe recipe = PlainRecipe(Scorer::kKeyDiff);
   recipe.block = 8;
   recipe.policy.sink = 5;
-  const LayerScores scores = RunScorer(&ScoreKeyDiff, recipe, prompt.MakeLayer(), 6.0 / 60);
+  const LayerScores scores = RunScorer(&ScoreKeyDiff, recipe, prompt.MakeLayer(), ShareOf(6, 60));
   // Protected tokens stay candidates to the end: their score is a cosine, not one of a round gone by.
   for (int32_t j = 0; j < 5; ++j) EXPECT_GE(scores.score[j], -1.0);
   // The last round has those 6 and the last 6 tokens.

@@ -47,8 +47,9 @@ Result<Amount> AmountOf(const ScoreOptions& options, int32_t n) {
   }
   const Result<KeepCount> count = ResolveBudget(options.budget, BudgetPolicy(options.recipe), n);
   if (!count.ok()) return FlagStatus("--budget", count.status());
-  const double kept = std::max(count->keep, 1);  // a cache of nothing has no attention
-  return Amount{kept, kept / n, 1.0 - kept / n, true, count->raised};
+  const int32_t kept = std::max(count->keep, 1);  // a cache of nothing has no attention
+  const double share = baseline::ShareOf(kept, n);
+  return Amount{static_cast<double>(kept), share, 1.0 - share, true, count->raised};
 }
 
 // Head sizes that the kernels take.

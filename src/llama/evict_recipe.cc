@@ -165,7 +165,7 @@ Status EvictByRecipe(const Prefilled& prefilled, Engine* engine, const baseline:
     const Result<baseline::Layer> layer = RecipeLayer(prefilled, recipe, input.layer_index, input);
     if (!layer.ok()) return layer.status();
     Result<baseline::LayerScores> scored =
-        baseline::Score(recipe, *layer, static_cast<double>(count->keep) / n, engine->pool());
+        baseline::Score(recipe, *layer, baseline::ShareOf(count->keep, n), engine->pool());
     if (!scored.ok())
       return {scored.status().code(), "policy " + recipe.name() + ", layer " + std::to_string(input.layer_index) +
                                           ": " + scored.status().message()};

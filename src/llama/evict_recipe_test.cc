@@ -177,7 +177,7 @@ KeepList EvictRecipeTest::FromCopies(const Recipe& recipe, const std::vector<std
   for (const auto& copy : copies) {
     const baseline::Layer layer = WithWindow(*copy, std::max(1, recipe.policy.window));
     Result<baseline::LayerScores> scored =
-        baseline::Score(recipe, layer, static_cast<double>(kept) / layer.kv.tokens, nullptr);
+        baseline::Score(recipe, layer, baseline::ShareOf(kept, layer.kv.tokens), nullptr);
     EXPECT_TRUE(scored.ok()) << recipe.name() << ": " << scored.status().message();
     scores.push_back(std::move(*scored));
   }
