@@ -8,17 +8,13 @@
 #include <limits>
 #include <system_error>
 
+#include "core/fnv.h"
+
 namespace dropkv::eval {
 namespace fs = std::filesystem;
 namespace {
 
 constexpr uintmax_t kLargestFile = uintmax_t{1} << 30;
-
-uint64_t Fnv1a64(std::string_view bytes) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const char c : bytes) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3;
-  return hash;
-}
 
 bool IsFile(const fs::path& path) {
   std::error_code error;

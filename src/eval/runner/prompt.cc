@@ -2,6 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <array>
+
+#include "core/fnv.h"
+
 namespace dropkv::eval {
 
 using llama::Token;
@@ -57,13 +61,13 @@ Prompt PromptBuilder::Build(const Sample& sample, bool hidden) const {
 }
 
 std::string PromptHash(const Prompt& prompt) {
-  uint64_t hash = 0xcbf29ce484222325U;
+  uint64_t hash = Fnv1a64("");
   for (const std::vector<Token>* part : {&prompt.tokens, &prompt.after, &prompt.forced}) {
     for (const Token token : *part) {
-      for (int shift = 0; shift < 32; shift += 8) {
-        hash ^= static_cast<uint32_t>(token) >> shift & 0xFFU;
-        hash *= 0x100000001b3U;
-      }
+      std::array<char, 4> bytes;  // the least first, on any machine
+      for (size_t i = 0; i < bytes.size(); ++i)
+        bytes[i] = static_cast<char>(static_cast<uint32_t>(token) >> 8 * i & 0xFFU);
+      hash = Fnv1a64({bytes.data(), bytes.size()}, hash);
     }
   }
   return fmt::format("{:016x}", hash);
