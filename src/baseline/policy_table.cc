@@ -36,7 +36,7 @@ std::string NeedsText(const Recipe& recipe) {
 }
 
 std::string ProtectedText(const Recipe& recipe) {
-  const int32_t last = std::max(recipe.recent, recipe.protect_window ? recipe.policy.window : 0);
+  const int32_t last = ProtectedLast(recipe);
   if (recipe.scorer == Scorer::kFull) return "all";
   if (recipe.scorer == Scorer::kProjectionCode) return "first chunk, last " + std::to_string(last);
   return Join({recipe.policy.sink > 0 ? "first " + std::to_string(recipe.policy.sink) : "",

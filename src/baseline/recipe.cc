@@ -250,6 +250,10 @@ bool PoolsBy(const Recipe& recipe, PoolKind kind) {
   return PoolsScores(recipe) && (kind == PoolKind::kMean || recipe.scorer != Scorer::kDefensive);
 }
 
+int32_t ProtectedLast(const Recipe& recipe) {
+  return std::max(recipe.recent, recipe.protect_window ? recipe.policy.window : 0);
+}
+
 bool ComparableAcrossHeads(const Recipe& recipe) {
   return !OneOf(recipe.scorer,
                 {Scorer::kKeyNorm, Scorer::kKeyDiff, Scorer::kLag, Scorer::kCompactor, Scorer::kLocalAttention});

@@ -124,6 +124,9 @@ bool PoolsScores(const Recipe& recipe);
 // And a pooling of that kind: DefensiveKV's rows keep their sums through it, which a maximum does not.
 bool PoolsBy(const Recipe& recipe, PoolKind kind);
 
+// The last tokens that every head keeps by index: the window where it is protected, or `recent`.
+int32_t ProtectedLast(const Recipe& recipe);
+
 // Scores that mean the same in every head of a layer; an adaptive or flat rule over others deserves a warning.
 bool ComparableAcrossHeads(const Recipe& recipe);
 

@@ -119,7 +119,7 @@ LayerScores Prepare(const Recipe& recipe, const KvView& kv) {
   scores.score.assign(count, 0.0);
   scores.forced.assign(count, 0);
   scores.is_protected.assign(kv.tokens, 0);
-  const int32_t last = std::max(recipe.recent, recipe.protect_window ? recipe.policy.window : 0);
+  const int32_t last = ProtectedLast(recipe);
   std::fill_n(scores.is_protected.begin(), std::min(recipe.policy.sink, kv.tokens), uint8_t{1});
   std::fill(scores.is_protected.end() - std::min(last, kv.tokens), scores.is_protected.end(), uint8_t{1});
   return scores;

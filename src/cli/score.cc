@@ -36,7 +36,7 @@ struct Amount {
 Policy BudgetPolicy(const Recipe& recipe) {
   Policy policy = recipe.policy;
   policy.signal = recipe.scorer == baseline::Scorer::kFull ? Signal::kFull : Signal::kRecency;
-  policy.window = std::max(recipe.recent, recipe.protect_window ? policy.window : 0);
+  policy.window = baseline::ProtectedLast(recipe);
   return policy;
 }
 
@@ -90,7 +90,7 @@ LayerScores ScoreByReference(const Recipe& recipe, const baseline::Layer& layer)
     scores.nonfinite_tokens += nonfinite ? 1 : 0;
   }
   scores.is_protected.resize(n);
-  const int32_t last = std::max(recipe.recent, recipe.protect_window ? policy.window : 0);
+  const int32_t last = baseline::ProtectedLast(recipe);
   for (int32_t j = 0; j < n; ++j) scores.is_protected[j] = j < policy.sink || j >= n - last ? 1 : 0;
   return scores;
 }

@@ -42,7 +42,7 @@ Status RunOnEngine(const Prefilled& prefilled, Engine* engine, const Policy& pol
 }  // namespace
 
 int32_t ProtectedTokens(const baseline::Recipe& recipe) {
-  const int32_t last = std::max(recipe.recent, recipe.protect_window ? recipe.policy.window : 0);
+  const int32_t last = baseline::ProtectedLast(recipe);
   return std::max(1, last + recipe.policy.sink);  // a cache of nothing has no attention
 }
 
