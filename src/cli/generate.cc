@@ -1,7 +1,8 @@
 #include "cli/generate.h"
 
-#include <chrono>
 #include <span>
+
+#include "core/clock.h"
 
 namespace dropkv::cli {
 
@@ -19,7 +20,6 @@ size_t CompleteUtf8(std::string_view text) {
 Result<Answer> Generate(const llama::Model& model, const RunOptions& options, int32_t limit, std::vector<float> logits,
                         llama::Decoder* decoder, llama::Sampler* sampler, int32_t* position,
                         const std::function<void(std::string_view)>& stream) {
-  using Clock = std::chrono::steady_clock;
   Answer answer;
   std::string waiting;
   for (;;) {
@@ -37,7 +37,7 @@ Result<Answer> Generate(const llama::Model& model, const RunOptions& options, in
     if (static_cast<int32_t>(answer.tokens.size()) == options.max_tokens || *position + 1 >= limit) break;
     const auto start = Clock::now();
     DROPKV_RETURN_IF_ERROR(decoder->Feed(std::span(&token, 1), *position));
-    answer.seconds += std::chrono::duration<double>(Clock::now() - start).count();
+    answer.seconds += SecondsSince(start);
     ++answer.steps;
     ++*position;
     logits.assign(decoder->logits().begin(), decoder->logits().end());

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <iostream>
 #include <memory>
@@ -14,6 +13,7 @@
 #include "cli/run_options.h"
 #include "cli/run_report.h"
 #include "cli/terminal.h"
+#include "core/clock.h"
 #include "core/parallel.h"
 #include "dropkv/engine.h"
 #include "llama/decoder.h"
@@ -23,13 +23,10 @@
 namespace dropkv::cli {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using llama::Token;
 
 // Tokens behind the prompt that a conversation on the terminal may take.
 constexpr int32_t kConversation = 2048;
-
-double SecondsSince(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 // One policy at one budget; `full` has one of its own.
 struct Job {

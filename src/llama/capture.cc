@@ -3,9 +3,9 @@
 #include <ggml-backend.h>
 #include <ggml.h>
 
-#include <chrono>
 #include <cmath>
 
+#include "core/clock.h"
 #include "llama/attend_rows.h"
 
 namespace dropkv::llama {
@@ -30,9 +30,9 @@ void StatisticsCapture::Output(int32_t layer, ggml_tensor* out) {
     statistics_.erase(layer);
     return;
   }
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   status_ = Add(layer);
-  seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  seconds_ += SecondsSince(start);
 }
 
 Status StatisticsCapture::Add(int32_t layer) {

@@ -1,15 +1,12 @@
 #include "llama/evict_recipe.h"
 
 #include <algorithm>
-#include <chrono>
 #include <string>
+
+#include "core/clock.h"
 
 namespace dropkv::llama {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double SecondsSince(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 int32_t CountProtected(const baseline::LayerScores& scores) {
   return static_cast<int32_t>(std::count(scores.is_protected.begin(), scores.is_protected.end(), 1));

@@ -1,15 +1,12 @@
 #include "llama/prefill.h"
 
 #include <algorithm>
-#include <chrono>
 #include <string>
+
+#include "core/clock.h"
 
 namespace dropkv::llama {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double SecondsSince(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 Status CheckLayer(const Model& model, int32_t number, LayerInfo* layer) {
   const std::string where = "model '" + model.name() + "', layer " + std::to_string(number) + ": ";

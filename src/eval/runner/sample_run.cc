@@ -2,10 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <chrono>
 #include <cmath>
 #include <utility>
 
+#include "core/clock.h"
 #include "eval/metrics/metrics.h"
 #include "eval/runner/greedy.h"
 #include "llama/evict.h"
@@ -15,10 +15,6 @@ namespace dropkv::eval {
 using llama::Token;
 
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double SecondsSince(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 std::vector<std::string> Warnings(const EvictReport& report, const std::vector<std::string>& of_selection) {
   std::vector<std::string> warnings = of_selection;

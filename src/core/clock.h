@@ -1,0 +1,14 @@
+// How long things took.
+#pragma once
+
+#include <chrono>
+
+namespace dropkv {
+
+using Clock = std::chrono::steady_clock;
+
+inline double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+}  // namespace dropkv
