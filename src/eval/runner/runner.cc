@@ -137,8 +137,9 @@ Result<RunOutcome> Runner::Run(const std::vector<Item>& items, ResultStore* stor
   const auto start = Clock::now();
   for (const Unit& unit : *units) {
     outcome.stopped = stopped();
-    outcome.out_of_time =
-        options_.time_limit > 0 && SecondsSince(start) + pace.Estimate(unit.tokens) > options_.time_limit;
+    // The first sample always runs: nothing is known of its time, and a run that does nothing would never end a grid.
+    outcome.out_of_time = options_.time_limit > 0 && outcome.done > 0 &&
+                          SecondsSince(start) + pace.Estimate(unit.tokens) > options_.time_limit;
     if (outcome.stopped || outcome.out_of_time) break;
     RunProgress progress{
         outcome.done,      outcome.total, 0, static_cast<int32_t>(unit.jobs.size()), pace.Estimate(tokens_left),
