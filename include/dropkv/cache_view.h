@@ -60,7 +60,8 @@ struct MutableKvView {
 };
 
 // The queries that judge the tokens: any set of rows, each with its own count of visible tokens. The window is the
-// simplest case: the last w prompt positions, row i sees n-w+i+1 tokens.
+// simplest case: the last w prompt positions, row i sees n-w+i+1 tokens. A row of a token generated behind the prompt
+// also sees the generated tokens before it and itself.
 struct ObservationRows {
   const float* q = nullptr;          // [Hq, w, d] after RoPE and any query norm; dims contiguous
   int64_t head_stride = 0;           // elements between query heads
@@ -68,6 +69,7 @@ struct ObservationRows {
   int32_t query_heads = 0;           // Hq
   int32_t rows = 0;                  // w
   const int32_t* visible = nullptr;  // [w]; row i attends to tokens 0 .. visible[i]-1
+  const float* weights = nullptr;    // [w] finite, >= 0, not all 0: how much row i counts; null: 1 each
 };
 
 // How a logit is made: l = scale * <q, k>, then cap * tanh(l / cap) where soft_cap > 0; a sink is one more logit per

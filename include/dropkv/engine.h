@@ -32,9 +32,13 @@ struct EvictShape {
   int32_t layers = 1;
   int32_t query_heads = 0;  // Hq
   int32_t kv_heads = 0;     // Hkv
-  int32_t tokens = 0;       // n
+  int32_t tokens = 0;       // n, of the prompt: the candidates
   int32_t key_dim = 0;      // d
   int32_t value_dim = 0;    // dv
+  // Tokens n .. n+generated-1 of every view, decoded behind the prompt. Rows that see them count them in the softmax;
+  // they are no candidates, lie outside the budget, and every list ends with them.
+  int32_t generated = 0;
+  int32_t rows = 0;  // observation rows of every layer; 0: the policy's window (min(window, n))
 };
 
 // One layer's input. `rows` holds exactly policy.window rows (min(window, n) where the prompt is shorter); it is not

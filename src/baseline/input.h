@@ -60,6 +60,8 @@ struct Rope {
 struct Layer {
   KvView kv;             // keys after RoPE
   ObservationRows rows;  // the last rows of the prompt, at least as many as the recipe's window; q null: none
+  // The last tokens of kv, decoded behind the prompt: rows that see them count them in the softmax; they get no score.
+  int32_t generated = 0;
   AttentionSpec attention;
   OutputProjection wo;
   const OutputMetric* output_metric = nullptr;   // kDropKvWo: made from wo before; null: made at every call
