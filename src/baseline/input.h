@@ -58,8 +58,11 @@ struct Rope {
 };
 
 struct Layer {
-  KvView kv;             // keys after RoPE
-  ObservationRows rows;  // the last rows of the prompt, at least as many as the recipe's window; q null: none
+  KvView kv;  // keys after RoPE
+  // The last rows of the prompt, then those of generated tokens; at least as many as judge. q null: none.
+  ObservationRows rows;
+  // The last ones of `rows` that judge; 0: the recipe's window (min(window, n)). A score of the last row reads one.
+  int32_t row_count = 0;
   // The last tokens of kv, decoded behind the prompt: rows that see them count them in the softmax; they get no score.
   int32_t generated = 0;
   AttentionSpec attention;

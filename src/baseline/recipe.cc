@@ -22,12 +22,6 @@ bool OneOf(T value, std::initializer_list<T> values) {
 // What the attention of a caote recipe comes from, else the scorer itself.
 Scorer Reads(const Recipe& recipe) { return recipe.scorer == Scorer::kCaote ? recipe.base : recipe.scorer; }
 
-bool ReadsWindow(const Recipe& recipe) {
-  return OneOf(Reads(recipe), {Scorer::kDropKv, Scorer::kDropKvCompat, Scorer::kDropKvWo, Scorer::kAttention,
-                               Scorer::kProjection, Scorer::kProjectionCode, Scorer::kLastRow, Scorer::kFinch,
-                               Scorer::kObCache, Scorer::kDefensive, Scorer::kVariance});
-}
-
 Status Expected(const char* field, const std::string& expected, const std::string& got) {
   return InvalidArgument(std::string(field) + ": expected " + expected + ", got " + got);
 }
@@ -72,7 +66,7 @@ Status CheckPooling(const Recipe& recipe) {
 
 // The engine's own checks, but for the window: here it may be 0.
 Status CheckPolicyFields(const Recipe& recipe) {
-  const int32_t smallest = ReadsWindow(recipe) || EngineSignal(recipe.scorer) ? 1 : 0;
+  const int32_t smallest = JudgesByRows(recipe) || EngineSignal(recipe.scorer) ? 1 : 0;
   if (recipe.policy.window < smallest || recipe.policy.window > kMaxRows)
     return Expected("policy.window",
                     std::to_string(smallest) + " to " + std::to_string(kMaxRows) + " for " + recipe.name(),
@@ -141,11 +135,20 @@ Status CheckCombination(const Recipe& recipe) {
   return recipe.critical ? CheckCritical(recipe) : Status::Ok();
 }
 
+// For errors: what a recipe without rows that judge goes by.
+const char* ReadsText(const Recipe& recipe) {
+  const Needs needs = NeedsOf(recipe);
+  if (recipe.scorer == Scorer::kFull) return "nothing";
+  if (needs.all_queries) return "the queries of all rows of the prompt";
+  if (needs.pre_rope_queries) return "the prompt's queries before RoPE";
+  return OneOf(recipe.scorer, {Scorer::kRecency, Scorer::kRandom}) ? "positions" : "keys and values";
+}
+
 // Rules for the query heads of a group, where the scorer goes by them.
 bool ReadsGroupRule(const Recipe& recipe) {
   const Scorer scorer = Reads(recipe);
   if (recipe.group == GroupRule::kMax) return scorer == Scorer::kAttention || scorer == Scorer::kVariance;
-  return ReadsWindow(recipe) && !OneOf(scorer, {Scorer::kLastRow, Scorer::kProjectionCode, Scorer::kDefensive});
+  return JudgesByRows(recipe) && !OneOf(scorer, {Scorer::kLastRow, Scorer::kProjectionCode, Scorer::kDefensive});
 }
 
 // A field that is not at its default though nothing reads it: whoever set it expects something of it.
@@ -224,9 +227,37 @@ bool RunsOnEngine(const Recipe& recipe) {
          recipe.protect_window && recipe.recent == 0 && recipe.recent_share == 0 && CheckPolicy(recipe.policy).ok();
 }
 
+bool JudgesByRows(const Recipe& recipe) {
+  return OneOf(Reads(recipe), {Scorer::kDropKv, Scorer::kDropKvCompat, Scorer::kDropKvWo, Scorer::kAttention,
+                               Scorer::kProjection, Scorer::kProjectionCode, Scorer::kLastRow, Scorer::kFinch,
+                               Scorer::kObCache, Scorer::kDefensive, Scorer::kVariance});
+}
+
+Status CheckRowSources(const Recipe& recipe) {
+  DROPKV_RETURN_IF_ERROR(CheckSources(recipe.rows, recipe.policy.window));
+  if (recipe.rows.generated() == 0 || JudgesByRows(recipe)) return Status::Ok();
+  return Expected("rows",
+                  "the window alone for policy " + recipe.name() + ", which reads " + ReadsText(recipe) +
+                      ", not the queries of rows",
+                  std::string("\"").append(RowsText(recipe.rows, recipe.policy.window)).append("\""));
+}
+
+void SetRows(const RowsSetting& setting, Recipe* recipe) {
+  recipe->rows = setting.sources;
+  if (setting.window > 0) recipe->policy.window = setting.window;
+}
+
+Recipe DraftRecipe(const Recipe& recipe) {
+  Recipe draft = recipe;
+  draft.rows = {};
+  draft.protect_window = true;
+  if (recipe.rows.draft_window > 0) draft.policy.window = recipe.rows.draft_window;
+  return draft;
+}
+
 Needs NeedsOf(const Recipe& recipe) {
   Needs needs;
-  needs.window_queries = ReadsWindow(recipe);
+  needs.window_queries = JudgesByRows(recipe);
   needs.all_queries = OneOf(Reads(recipe), {Scorer::kAttentionSum, Scorer::kAttentionMean, Scorer::kVatp,
                                             Scorer::kCompactor, Scorer::kLocalAttention});
   needs.pre_rope_queries = OneOf(recipe.scorer, {Scorer::kExpected, Scorer::kCapKv});
@@ -242,7 +273,7 @@ Needs NeedsOf(const Recipe& recipe) {
 }
 
 bool PoolsScores(const Recipe& recipe) {
-  return (ReadsWindow(recipe) && !OneOf(Reads(recipe), {Scorer::kLastRow, Scorer::kFinch})) ||
+  return (JudgesByRows(recipe) && !OneOf(Reads(recipe), {Scorer::kLastRow, Scorer::kFinch})) ||
          OneOf(recipe.scorer, {Scorer::kCompactor, Scorer::kLocalAttention});
 }
 
@@ -278,6 +309,7 @@ std::string RecipeNames() {
 Status CheckRecipe(const Recipe& recipe) {
   DROPKV_RETURN_IF_ERROR(CheckEnums(recipe));
   DROPKV_RETURN_IF_ERROR(CheckPolicyFields(recipe));
+  DROPKV_RETURN_IF_ERROR(CheckRowSources(recipe));
   DROPKV_RETURN_IF_ERROR(CheckFields(recipe));
   DROPKV_RETURN_IF_ERROR(CheckCombination(recipe));
   return CheckUnread(recipe);

@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 
+#include "baseline/rows.h"
 #include "dropkv/policy.h"
 
 namespace dropkv::baseline {
@@ -60,7 +61,7 @@ enum class ObCacheForm : int { kValue, kKey, kJoint };
 
 // What a scorer reads beside keys; for the table, for errors that name what is missing, and for the prefill's capture.
 struct Needs {
-  bool window_queries = false;  // the last policy.window rows, after RoPE
+  bool window_queries = false;  // of the rows that judge (Recipe::rows), after RoPE
   bool all_queries = false;     // every row, after RoPE (column sums, local attention)
   bool pre_rope_queries = false;
   bool pre_rope_keys = false;
@@ -72,6 +73,7 @@ struct Recipe {
   // name, window (0: none), pool, sink, heads (uniform, ada, ada-o), alpha and seed. policy.signal means something for
   // the engine's scorers only: EngineSignal(). The window's tokens are protected where protect_window says so.
   Policy policy;
+  RowSources rows = {};  // which rows judge, where the scorer reads rows; the window's alone by default
   Scorer scorer = Scorer::kDropKv;
   Scorer base = Scorer::kAttention;  // of kCaote: kAttention, kAttentionSum or kLastRow
   GroupRule group = GroupRule::kMean;
@@ -117,6 +119,18 @@ std::optional<Signal> EngineSignal(Scorer scorer);
 bool RunsOnEngine(const Recipe& recipe);
 
 Needs NeedsOf(const Recipe& recipe);
+
+// Whether rows judge: generated ones can join them. Others read all of the prompt's queries, keys or positions.
+bool JudgesByRows(const Recipe& recipe);
+
+// Whether `rows` are possible and mean anything to the recipe; the message names the policy and what it reads.
+Status CheckRowSources(const Recipe& recipe);
+
+// Sets rows, and policy.window where the setting names it.
+void SetRows(const RowsSetting& setting, Recipe* recipe);
+
+// What cuts the cache for the draft of recipe.rows: the same by the window's rows alone, which are protected.
+Recipe DraftRecipe(const Recipe& recipe);
 
 // Whether policy.pool means anything to it: some scores are not pooled by definition.
 bool PoolsScores(const Recipe& recipe);
