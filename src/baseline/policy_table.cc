@@ -29,10 +29,18 @@ std::string NeedsText(const Recipe& recipe) {
   const bool positions =
       recipe.scorer == Scorer::kFull || recipe.scorer == Scorer::kRecency || recipe.scorer == Scorer::kRandom;
   const bool keys = !positions && !(recipe.scorer == Scorer::kCur && recipe.cur == CurForm::kValue);
-  return Join({needs.window_queries ? "window q" : "", needs.all_queries ? "all q" : "",
-               needs.pre_rope_queries ? "all q before RoPE" : "", keys ? "k" : "",
+  return Join({needs.window_queries ? "window q" : "", recipe.rows.generated() > 0 ? "generated q" : "",
+               needs.all_queries ? "all q" : "", needs.pre_rope_queries ? "all q before RoPE" : "", keys ? "k" : "",
                needs.pre_rope_keys ? "k before RoPE" : "", needs.values ? "v" : "",
                needs.output_projection ? "W_O" : ""});
+}
+
+// "8", or "8 + 4" with rows of generated tokens.
+std::string RowsCell(const Recipe& recipe) {
+  if (!JudgesByRows(recipe)) return kNothing;
+  const RowSources& rows = recipe.rows;
+  std::string text = std::to_string(rows.window ? recipe.policy.window : 0);
+  return rows.generated() > 0 ? text.append(" + ").append(std::to_string(rows.generated())) : text;
 }
 
 std::string ProtectedText(const Recipe& recipe) {
@@ -166,6 +174,9 @@ Public implementations of one method differ; each has its own name here, so that
 
 - SnapKV: `snapkv` is kvpress (window 64, mean 5), `snapkv-official` the authors' LongBench settings (32, maximum 7),
   `snapkv-kvcf` KVCache-Factory's (8, maximum 7). The last two choose per query head there; here per KV head.
+- Lookahead Q-Cache: `laq` and `laq++` cut the cache as `snapkv-official` would, to what the run keeps, and decode 8 tokens
+  from that. `laq` then cuts the full cache by those tokens' queries alone and protects nothing; `laq++` by them and the last
+  8 of the prompt, which it protects. Here those queries see the drafted tokens too, there the prompt alone.
 - PyramidKV: `pyramidkv` is kvpress (real numbers, the window inside the budget; where the last layer's share would be below
   the window every layer gets the same, at 5% below 25600 tokens), `pyramidkv-original` KVCache-Factory (whole numbers, the
   window on top).
@@ -189,7 +200,8 @@ scores instead, and below that budget keep an arbitrary part.
 ## Table
 
 Cost: multiply-adds per query head, the largest term alone: n tokens, window w, head size d, hidden size D. Needs: what is
-read beside positions; "window q" are the queries of the window, W\_O is the output projection.
+read beside positions; "window q" are the queries of the window, "generated q" those of tokens decoded behind the prompt, W\_O
+is the output projection. Window: the rows that judge, of the prompt and, behind a plus, of generated tokens.
 )";
 
 }  // namespace
@@ -199,8 +211,7 @@ PolicyRow RowOf(const Recipe& recipe) {
   return {.name = recipe.name(),
           .signal = recipe.signal,
           .needs = NeedsText(recipe),
-          .window = recipe.policy.window > 0 && NeedsOf(recipe).window_queries ? std::to_string(recipe.policy.window)
-                                                                               : kNothing,
+          .window = RowsCell(recipe),
           .pooling = pooling == "none" ? kNothing : pooling,
           .is_protected = ProtectedText(recipe),
           .allocator = AllocatorText(recipe),

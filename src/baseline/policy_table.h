@@ -13,7 +13,7 @@ struct PolicyRow {
   std::string name;
   std::string signal;
   std::string needs;         // "window q, k, v"
-  std::string window;        // "64", or "-"
+  std::string window;        // the rows that judge: "64", "8 + 4" with those of generated tokens, or "-"
   std::string pooling;       // "mean 5 of the past", or "-"
   std::string is_protected;  // "first 4, last 64", or "-"
   std::string allocator;     // of heads, then of layers: "ada 0.2, pyramid"

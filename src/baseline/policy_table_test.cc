@@ -64,6 +64,12 @@ TEST(PolicyTable, CellsFollowTheSettings) {
   EXPECT_EQ(critical.allocator, "ada 0.3, two stages");
   EXPECT_EQ(critical.needs, "window q, k, v, W_O");
   EXPECT_EQ(critical.cost, "w n d + n d D");
+  EXPECT_EQ(row("laq").window, "0 + 8");
+  EXPECT_EQ(row("laq").is_protected, "-");
+  EXPECT_EQ(row("laq++").window, "8 + 8");
+  EXPECT_EQ(row("laq++").needs, "window q, generated q, k");
+  EXPECT_EQ(row("tova").window, "1");
+  EXPECT_EQ(row("h2o").window, "-");
   EXPECT_EQ(row("knorm").is_protected, "-");
   EXPECT_EQ(row("knorm").window, "-");
   EXPECT_EQ(row("compactor").is_protected, "first 8, last 4");

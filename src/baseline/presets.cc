@@ -58,6 +58,20 @@ void AddSnapKv(std::vector<Recipe>* recipes) {
   recipes->push_back(Attention({.name = "snapkv-kvcf", .window = 8, .pool = PastMax(7)},
                                "KVCache-Factory, per KV head (its default: per query head)"));
 
+  // Its own snapkv cuts for the draft by 32 rows; what is cut then goes by 8 drafted ones, and the prompt's last 8
+  // beside them, which alone are then protected.
+  Recipe ahead = Attention({.name = "laq", .window = 32, .pool = {PoolKind::kMax, 3, 3, false}},
+                           "noforit/Lookahead_Q-Cache (there: per query head); arXiv 2505.20334");
+  ahead.rows = {.window = false, .draft = 8, .draft_budget = {}};
+  ahead.protect_window = false;
+  ahead.signal = "mean p over 8 drafted rows";
+  recipes->push_back(std::move(ahead));
+  Recipe joined = Attention({.name = "laq++", .window = 8, .pool = PastMax(7)},
+                            "noforit/Lookahead_Q-Cache (there: per query head); arXiv 2505.20334");
+  joined.rows = {.draft = 8, .draft_budget = {}, .draft_window = 32};
+  joined.signal = "mean p over the window and 8 drafted rows";
+  recipes->push_back(std::move(joined));
+
   Recipe pyramid = OverSnapKv("pyramidkv", "kvpress PyramidKVPress; arXiv 2406.02069");
   pyramid.layers = LayerRule::kPyramid;
   recipes->push_back(std::move(pyramid));

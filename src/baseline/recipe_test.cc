@@ -42,6 +42,8 @@ TEST(Recipes, HoldEveryPublicPolicy) {
                            "snapkv",
                            "snapkv-official",
                            "snapkv-kvcf",
+                           "laq",
+                           "laq++",
                            "pyramidkv",
                            "pyramidkv-original",
                            "adakv",
@@ -108,7 +110,7 @@ TEST(Recipes, OnlyTheEnginesRunOnIt) {
   std::set<std::string> engine;
   for (const Recipe& recipe : Recipes())
     if (RunsOnEngine(recipe)) engine.insert(recipe.name());
-  std::set<std::string> expected = {"snapkv-official", "snapkv-kvcf", "adakv", "adakv-official"};
+  std::set<std::string> expected = {"snapkv-official", "snapkv-kvcf", "laq++", "adakv", "adakv-official"};
   for (const Policy& preset : Presets()) expected.insert(preset.name);
   EXPECT_EQ(engine, expected);
   Recipe last = Found("snapkv-official");
@@ -126,6 +128,21 @@ TEST(Recipes, SettingsOfTheReferences) {
   EXPECT_EQ(Found("pyramidkv-original").layers, LayerRule::kPyramidOriginal);
   EXPECT_EQ(Found("adakv").policy.window, 64);
   EXPECT_EQ(Found("adakv-official").policy.heads, HeadRule::kAdaO);
+  for (const char* name : {"laq", "laq++"}) {
+    const Recipe draft = DraftRecipe(Found(name));
+    EXPECT_EQ(draft.policy.window, 32);
+    EXPECT_EQ(ProtectedLast(draft), 32);
+    EXPECT_EQ(draft.policy.pool.kind, PoolKind::kMax);
+    EXPECT_EQ(draft.policy.pool.before, 3);
+    EXPECT_EQ(draft.policy.pool.after, 3);
+    EXPECT_EQ(draft.scorer, Scorer::kAttention);
+  }
+  EXPECT_EQ(RowsText(Found("laq").rows, 32), "draft:8@same");
+  EXPECT_EQ(ProtectedLast(Found("laq")), 0);
+  EXPECT_FALSE(Found("laq").policy.pool.past_only);
+  EXPECT_EQ(RowsText(Found("laq++").rows, Found("laq++").policy.window), "window:8+draft:8@same@w32");
+  EXPECT_EQ(ProtectedLast(Found("laq++")), 8);
+  EXPECT_TRUE(Found("laq++").policy.pool.past_only);
   EXPECT_EQ(Found("expected").epsilon, 0.0);
   EXPECT_EQ(Found("adakv-expected").epsilon, 0.01);
   EXPECT_EQ(Found("dropkv-compat").epsilon, 1e-6);
