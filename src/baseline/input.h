@@ -74,6 +74,13 @@ struct Layer {
   int32_t index = 0;                             // in the model
   // kCompactor: [Hkv, d, sketch] instead of the random projection; 1 / sqrt(sketch) is inside already.
   const float* sketch = nullptr;
+
+  // The prompt's n tokens alone: the candidates.
+  KvView Prompt() const {
+    KvView prompt = kv;
+    prompt.tokens -= generated;
+    return prompt;
+  }
 };
 
 }  // namespace dropkv::baseline

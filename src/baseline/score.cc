@@ -9,6 +9,7 @@
 #include "baseline/projection_norm.h"
 #include "baseline/scorers.h"
 #include "baseline/statistics.h"
+#include "baseline/window_attention.h"
 #include "core/parallel.h"
 
 namespace dropkv::baseline {
@@ -59,19 +60,32 @@ Status Missing(const Recipe& recipe, const std::string& what) {
   return InvalidArgument("policy " + recipe.name() + " needs " + what + ", which is missing");
 }
 
-// The rows that the window takes, and their shape.
-Status CheckWindow(const Recipe& recipe, const Layer& layer) {
-  const int32_t wanted = std::min(recipe.policy.window, layer.kv.tokens);
+// Weights mean nothing to a maximum, a variance or an order of rows; the others' formulas have no place for them.
+bool TakesRowWeights(const Recipe& recipe) {
+  const Scorer scorer = recipe.scorer == Scorer::kCaote ? recipe.base : recipe.scorer;
+  return scorer == Scorer::kDropKv || scorer == Scorer::kDropKvWo || scorer == Scorer::kAttention;
+}
+
+// The rows that judge, and their shape.
+Status CheckJudges(const Recipe& recipe, const Layer& layer) {
+  if (layer.row_count < 0 || layer.row_count > kMaxRows)
+    return InvalidArgument("row_count: expected 0 to " + std::to_string(kMaxRows) + " rows that judge, got " +
+                           std::to_string(layer.row_count));
+  if (layer.row_count == 0 && layer.generated > 0 && recipe.rows.generated() > 0)
+    return InvalidArgument("row_count: expected how many rows judge, window and generated ones (" +
+                           RowsText(recipe.rows, recipe.policy.window) + " of policy " + recipe.name() + "), got 0");
+  const int32_t wanted = JudgingCount(recipe, layer);
   if (layer.rows.q == nullptr)
     return Missing(recipe, "q [Hq, w, d] of the last " + std::to_string(wanted) + " rows of the prompt");
   if (layer.rows.visible == nullptr) return InvalidArgument("rows.visible: expected a pointer, got null");
   if (layer.rows.rows < wanted)
-    return InvalidArgument("q: expected at least " + std::to_string(wanted) + " rows, the window of policy " +
-                           recipe.name() + ", got " + std::to_string(layer.rows.rows));
-  ObservationRows rows = layer.rows;  // more rows than the engine takes may be there
-  rows.visible += rows.rows - wanted;
-  rows.rows = wanted;
-  return CheckRows(rows, layer.kv);
+    return InvalidArgument("q: expected at least " + std::to_string(wanted) + " rows, " +
+                           (layer.row_count > 0 ? "row_count" : "the window") + " of policy " + recipe.name() +
+                           ", got " + std::to_string(layer.rows.rows));
+  if (layer.rows.weights != nullptr && !TakesRowWeights(recipe))
+    return InvalidArgument("rows.weights: expected none for policy " + recipe.name() +
+                           ": dropkv's, dropkv-wo's and snapkv's scores alone weigh rows");
+  return CheckRows(JudgingRows(recipe, layer), layer.kv);  // more rows than the engine takes may be there
 }
 
 Status CheckProjection(const Recipe& recipe, const Layer& layer) {
@@ -99,8 +113,11 @@ Status CheckInput(const Recipe& recipe, const Layer& layer, double keep_fraction
   if (!(keep_fraction >= 0.0 && keep_fraction <= 1.0))
     return InvalidArgument("keep_fraction: expected 0 to 1, the share kept, got " + std::to_string(keep_fraction));
   DROPKV_RETURN_IF_ERROR(CheckKvView(layer.kv));
+  if (layer.generated < 0 || layer.generated >= layer.kv.tokens)
+    return InvalidArgument("generated: expected 0 to " + std::to_string(layer.kv.tokens - 1) +
+                           ", less than all tokens of kv, got " + std::to_string(layer.generated));
   const Needs needs = NeedsOf(recipe);
-  if (needs.window_queries) DROPKV_RETURN_IF_ERROR(CheckWindow(recipe, layer));
+  if (needs.window_queries) DROPKV_RETURN_IF_ERROR(CheckJudges(recipe, layer));
   if (needs.output_projection) DROPKV_RETURN_IF_ERROR(CheckProjection(recipe, layer));
   if (needs.pre_rope_keys && layer.k_pre == nullptr && layer.rope.dims == 0)
     return Missing(recipe, "k_pre [Hkv, n, d], or rope to undo it");
@@ -108,7 +125,7 @@ Status CheckInput(const Recipe& recipe, const Layer& layer, double keep_fraction
   if (layer.statistics == nullptr)
     return Missing(recipe, std::string(needs.pre_rope_queries ? "q_pre" : "q") +
                                " [Hq, n, d] of all rows, gathered in statistics");
-  return layer.statistics->Serves(recipe, layer.kv);
+  return layer.statistics->Serves(recipe, layer.Prompt());
 }
 
 LayerScores Prepare(const Recipe& recipe, const KvView& kv) {
@@ -135,11 +152,18 @@ double ShareOf(int32_t keep, int32_t tokens) {
 
 Result<LayerScores> Score(const Recipe& recipe, const Layer& layer, double keep_fraction, ThreadPool* pool) {
   DROPKV_RETURN_IF_ERROR(CheckInput(recipe, layer, keep_fraction));
+  // Without rows nothing looks at generated tokens: the prompt is scored as if there were none.
+  if (layer.generated > 0 && !JudgesByRows(recipe)) {
+    Layer prompt = layer;
+    prompt.kv = layer.Prompt();
+    prompt.generated = 0;
+    return Score(recipe, prompt, keep_fraction, pool);
+  }
   std::optional<ThreadPool> one;
   if (pool == nullptr) pool = &one.emplace(1);
-  LayerScores scores = Prepare(recipe, layer.kv);
+  LayerScores scores = Prepare(recipe, layer.Prompt());
   if (recipe.critical || recipe.scorer == Scorer::kDefensive)
-    scores.projected_norm = ProjectedNorms(layer.kv, layer.wo, pool);
+    scores.projected_norm = ProjectedNorms(layer.Prompt(), layer.wo, pool);
   const auto* const row = std::find_if(std::begin(kTable), std::end(kTable),
                                        [&](const Row& entry) { return entry.scorer == recipe.scorer; });
   if (row == std::end(kTable))

@@ -11,6 +11,7 @@
 
 namespace dropkv::baseline {
 
+// Of the n candidates: the tokens of the prompt. Generated ones behind them are in no array.
 struct LayerScores {
   int32_t kv_heads = 0;
   int32_t tokens = 0;
@@ -38,8 +39,8 @@ double ShareOf(int32_t keep, int32_t tokens);
 
 // keep_fraction: what the budget asks for per head, where a scorer depends on it (kRecency of StreamingLLM does not;
 // kCompactor's beta, kDefensive's first stage and kKeyDiff's block form do). Errors: what the recipe needs and the
-// layer lacks, by the names q, q_pre, k_pre, wo; shapes that disagree; n below what the policy needs. pool null: one
-// thread. Results do not depend on the number of threads.
+// layer lacks, by the names q, q_pre, k_pre, wo; shapes that disagree; n below what the policy needs; weights of rows
+// where the formula has no place for them. pool null: one thread. Results do not depend on the number of threads.
 Result<LayerScores> Score(const Recipe& recipe, const Layer& layer, double keep_fraction, ThreadPool* pool);
 
 // The reference's own values [Hkv, n], float32: protected tokens padded as it pads them (max + 1, max, 1.0, ...), after

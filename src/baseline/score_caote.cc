@@ -112,9 +112,10 @@ Status ScoreCaote(const Recipe& recipe, const Layer& layer, double keep_fraction
                   LayerScores* scores) {
   DROPKV_RETURN_IF_ERROR(ScoreBase(recipe, layer, keep_fraction, pool, scores));
   const LayerScores base = *scores;
+  const KvView prompt = layer.Prompt();
   pool->For(scores->kv_heads, [&](int64_t head, int32_t) {
     double* out = scores->score.data() + head * scores->tokens;
-    ScoreHead(Candidates(base, layer.kv, static_cast<int32_t>(head)), out);
+    ScoreHead(Candidates(base, prompt, static_cast<int32_t>(head)), out);
     for (int32_t j = 0; j < scores->tokens; ++j) {
       const double was = base.score[head * scores->tokens + j];
       if (std::isnan(was)) out[j] = was;

@@ -27,10 +27,10 @@ double PooledShare(const Pooling& pool, int32_t past, int32_t t) {
   return static_cast<double>(last - first + 1) / (pool.before + pool.after + 1);
 }
 
-// bias_begin, bias_end: the tokens whose mass is the bias.
+// bias_begin, bias_end: the tokens whose mass is the bias; generated ones may be among them.
 Sums MeasureSums(WindowAttention& attention, const Pooling& pool, int32_t past, int32_t bias_begin, int32_t bias_end) {
   const int32_t lanes = attention.lanes();
-  const int32_t n = attention.tokens();
+  const int32_t end = std::max(attention.tokens(), bias_end);
   const int32_t head_rows = attention.head_rows();
   Sums sums{std::vector<double>(static_cast<size_t>(attention.kv_heads()) * past),
             std::vector<float>(static_cast<size_t>(attention.kv_heads()) * lanes, 0.0F), 0.0};
@@ -39,8 +39,8 @@ Sums MeasureSums(WindowAttention& attention, const Pooling& pool, int32_t past, 
     std::vector<float> weights(static_cast<size_t>(cpu::kTile) * lanes);
     std::vector<double> before(lanes, 0.0);
     std::vector<double> after(lanes, 0.0);
-    for (int32_t begin = 0; begin < n; begin += cpu::kTile) {
-      const int32_t count = std::min(cpu::kTile, n - begin);
+    for (int32_t begin = 0; begin < end; begin += cpu::kTile) {
+      const int32_t count = std::min(cpu::kTile, end - begin);
       attention.Weights(range, begin, count, weights.data());
       for (int32_t t = 0; t < count; ++t) {
         const float* p = weights.data() + static_cast<size_t>(t) * lanes;
@@ -126,13 +126,14 @@ void MarkFirstStage(const Sums& sums, int32_t past, double threshold, int32_t li
 Status ScoreDefensive(const Recipe& recipe, const Layer& layer, double keep_fraction, ThreadPool* pool,
                       LayerScores* scores) {
   const int32_t window = recipe.policy.window;
-  const ObservationRows rows = LastRows(layer, window);
-  WindowAttention attention(layer.kv, rows, layer.attention, false, pool);
+  WindowAttention attention(recipe, layer, false, pool);
   const int32_t n = scores->tokens;
   const int32_t past = std::max(0, n - window);
-  // The code means the mass on the window but measures it after the window's columns were cut off.
+  // The code means the mass on the window but measures it after the window's columns were cut off. What is meant is
+  // the mass on what is kept anyway, which generated tokens are too.
   const int32_t bias_begin = recipe.exact_bias ? past : std::max(0, past - window);
-  const Sums sums = MeasureSums(attention, recipe.policy.pool, past, bias_begin, recipe.exact_bias ? n : past);
+  const int32_t bias_end = recipe.exact_bias ? n + attention.generated() : past;
+  const Sums sums = MeasureSums(attention, recipe.policy.pool, past, bias_begin, bias_end);
   WorstCase(attention, recipe.policy.pool, past, sums, scores);
   WeighHeads(past, scores);
   const auto limit = static_cast<int32_t>(std::max(0.0, std::trunc(n * keep_fraction - window)));

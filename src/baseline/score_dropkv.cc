@@ -125,8 +125,8 @@ struct ExpandedRows {
 // The exact mode of docs/algorithm.md section 3.
 Status ScoreDropKv(const Recipe& recipe, const Layer& layer, double /*keep_fraction*/, ThreadPool* pool,
                    LayerScores* scores) {
-  const ObservationRows rows = LastRows(layer, recipe.policy.window);
-  const RawScores raw = EngineScores(layer.kv, rows, layer.attention, Signal::kDropKv, pool);
+  const ObservationRows rows = JudgingRows(recipe, layer);
+  const RawScores raw = EngineScores(layer.kv, layer.generated, rows, layer.attention, Signal::kDropKv, pool);
   PoolAndReduce(recipe, raw.raw, rows.query_heads / layer.kv.kv_heads, pool, scores);
   Force(raw.flags, raw.raw.data(), scores);
   return Status::Ok();
@@ -136,8 +136,7 @@ Status ScoreDropKv(const Recipe& recipe, const Layer& layer, double /*keep_fract
 // expanded form, which may come out negative.
 Status ScoreDropKvCompat(const Recipe& recipe, const Layer& layer, double /*keep_fraction*/, ThreadPool* pool,
                          LayerScores* scores) {
-  const ObservationRows rows = LastRows(layer, recipe.policy.window);
-  WindowAttention attention(layer.kv, rows, layer.attention, true, pool);
+  WindowAttention attention(recipe, layer, true, pool);
   std::vector<ExpandedRows> expanded;
   expanded.reserve(scores->kv_heads);
   for (int32_t head = 0; head < scores->kv_heads; ++head) expanded.emplace_back(attention, head);
@@ -175,7 +174,7 @@ Status ScoreDropKvCompat(const Recipe& recipe, const Layer& layer, double /*keep
 // over values L_h^T v, one query head of every group at a time.
 Status ScoreDropKvWo(const Recipe& recipe, const Layer& layer, double /*keep_fraction*/, ThreadPool* pool,
                      LayerScores* scores) {
-  const ObservationRows rows = LastRows(layer, recipe.policy.window);
+  const ObservationRows rows = JudgingRows(recipe, layer);
   const int32_t group = rows.query_heads / layer.kv.kv_heads;
   std::optional<OutputMetric> own;
   if (layer.output_metric == nullptr) own.emplace(layer.wo, layer.kv.value_dim, pool);
@@ -186,7 +185,8 @@ Status ScoreDropKvWo(const Recipe& recipe, const Layer& layer, double /*keep_fra
   for (int32_t member = 0; member < group; ++member) {
     values.Fill(metric, member);
     const MemberRows of_member(rows, layer.attention, layer.kv.kv_heads, member);
-    const RawScores part = EngineScores(values.View(), of_member.rows, of_member.attention, Signal::kDropKv, pool);
+    const RawScores part =
+        EngineScores(values.View(), layer.generated, of_member.rows, of_member.attention, Signal::kDropKv, pool);
     for (size_t j = 0; j < raw.size(); ++j) {
       raw[j] += part.raw[j] / static_cast<float>(group);
       flags[j] |= part.flags[j];

@@ -27,7 +27,7 @@ double PairScore(const WindowCase& window, int32_t h, int32_t i, int32_t j, F&& 
 
 TEST_P(DropKvScores, DropKv) {
   WindowCase window(GetParam());
-  const LayerScores scores = ScoreOf(WindowRecipe(Scorer::kDropKv, window.shape.rows), window.MakeLayer());
+  const LayerScores scores = ScoreOf(WindowRecipe(Scorer::kDropKv, window.window()), window.MakeLayer());
   const auto plain = [](int32_t, const std::vector<double>& x) { return SquaredLength(x); };
   ExpectScores(window, scores, window.MeanOverGroup([&](int32_t h, int32_t j) {
     double sum = 0.0;
@@ -39,7 +39,7 @@ TEST_P(DropKvScores, DropKv) {
 TEST_P(DropKvScores, DropKvBehindTheOutputProjection) {
   WindowCase window(GetParam());
   window.MakeOutputProjection(window.shape.tokens > 1000 ? 6 : 150);  // brute force takes its time
-  const LayerScores scores = ScoreOf(WindowRecipe(Scorer::kDropKvWo, window.shape.rows), window.MakeLayer());
+  const LayerScores scores = ScoreOf(WindowRecipe(Scorer::kDropKvWo, window.window()), window.MakeLayer());
   const auto projected = [&](int32_t h, const std::vector<double>& x) { return SquaredLength(window.Project(h, x)); };
   ExpectScores(window, scores, window.MeanOverGroup([&](int32_t h, int32_t j) {
     double sum = 0.0;
@@ -99,9 +99,12 @@ TEST(ScoreDropKv, NonFiniteTokensAreForcedAndCounted) {
 
 // The expanded form in float32 agrees with the reference's to what its cancellation leaves.
 TEST(ScoreDropKvCompat, AsTheReference) {
-  for (const float epsilon : {1e-6F, 0.5F}) {
-    WindowCase window(cpu::ScoreCase{});
-    Recipe recipe = WindowRecipe(Scorer::kDropKvCompat, window.shape.rows);
+  for (const auto& tested : {std::pair{1e-6F, 0}, {0.5F, 0}, {1e-6F, 7}}) {
+    const float epsilon = tested.first;
+    cpu::ScoreCase c;
+    c.generated = tested.second;
+    WindowCase window(c);
+    Recipe recipe = WindowRecipe(Scorer::kDropKvCompat, window.window());
     recipe.epsilon = epsilon;
     const LayerScores scores = ScoreOf(recipe, window.MakeLayer());
     ExpectScores(window, scores, window.MeanOverGroup([&](int32_t h, int32_t j) {

@@ -60,8 +60,7 @@ AlignedFloats Anchors(const WindowAttention& attention, const WindowAttention::R
 // the group.
 Status ScoreProjection(const Recipe& recipe, const Layer& layer, double /*keep_fraction*/, ThreadPool* pool,
                        LayerScores* scores) {
-  const ObservationRows rows = LastRows(layer, recipe.policy.window);
-  WindowAttention attention(layer.kv, rows, layer.attention, true, pool);
+  WindowAttention attention(recipe, layer, true, pool);
   const int32_t lanes = attention.lanes();
   std::vector<AlignedFloats> directions;
   directions.reserve(scores->kv_heads);
@@ -89,11 +88,11 @@ Status ScoreProjection(const Recipe& recipe, const Layer& layer, double /*keep_f
 // AnDPro as MIRALab-USTC/LLM-AnDPro computes it: the weights themselves are pooled, over all columns; the anchor of a
 // row is the unnormalised sum over the chunks that are not kept anyway; a chunk's score is the sum over the rows of the
 // product with the anchor, and may be negative. Every token gets its chunk's score. The code is for MHA; the mean over
-// the group is ours. Kept are the first chunk and the window's whole chunks, counted from the padded end.
+// the group is ours. Kept are the first chunk and the window's whole chunks, counted from the padded end. Generated
+// tokens are kept anyway: they are no part of the anchors, and weights are pooled over the prompt.
 Status ScoreProjectionCode(const Recipe& recipe, const Layer& layer, double /*keep_fraction*/, ThreadPool* pool,
                            LayerScores* scores) {
-  const ObservationRows rows = LastRows(layer, recipe.policy.window);
-  WindowAttention attention(layer.kv, rows, layer.attention, false, pool);
+  WindowAttention attention(recipe, layer, false, pool);
   const int32_t n = scores->tokens;
   const int32_t lanes = attention.lanes();
   const Chunks chunks(recipe, n);
@@ -141,8 +140,7 @@ struct Saliency {
 // Sum over the rows, mean over the group. Float32 and expanded: errors are relative to (z |v|)^2.
 Status ScoreObCache(const Recipe& recipe, const Layer& layer, double /*keep_fraction*/, ThreadPool* pool,
                     LayerScores* scores) {
-  const ObservationRows rows = LastRows(layer, recipe.policy.window);
-  WindowAttention attention(layer.kv, rows, layer.attention, true, pool);
+  WindowAttention attention(recipe, layer, true, pool);
   const int32_t lanes = attention.lanes();
   std::vector<AlignedFloats> outputs;
   outputs.reserve(scores->kv_heads);

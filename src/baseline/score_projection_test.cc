@@ -17,7 +17,7 @@ double Dot(const std::vector<double>& a, const std::vector<double>& b) {
 
 TEST_P(ProjectionScores, Projection) {
   WindowCase window(GetParam());
-  const LayerScores scores = ScoreOf(WindowRecipe(Scorer::kProjection, window.shape.rows), window.MakeLayer());
+  const LayerScores scores = ScoreOf(WindowRecipe(Scorer::kProjection, window.window()), window.MakeLayer());
   ExpectScores(window, scores, window.MeanOverGroup([&](int32_t h, int32_t j) {
     double sum = 0.0;
     for (int32_t i = 0; i < window.shape.rows; ++i) {
@@ -34,10 +34,10 @@ TEST_P(ProjectionScores, ProjectionCode) {
   WindowCase window(GetParam());
   const cpu::ScoreCase& c = window.shape;
   constexpr int32_t kChunk = 4;
-  const int32_t n = c.tokens;
+  const int32_t n = window.tokens();
   const int32_t chunks = (n + kChunk - 1) / kChunk;
-  const auto kept = [&](int32_t chunk) { return chunk == 0 || chunk >= chunks - c.rows / kChunk; };
-  Recipe recipe = WindowRecipe(Scorer::kProjectionCode, c.rows);
+  const auto kept = [&](int32_t chunk) { return chunk == 0 || chunk >= chunks - window.window() / kChunk; };
+  Recipe recipe = WindowRecipe(Scorer::kProjectionCode, window.window());
   recipe.policy.pool = {PoolKind::kMax, 3, 2, false};
   recipe.chunk = kChunk;
   recipe.flat_heads = true;
@@ -45,8 +45,7 @@ TEST_P(ProjectionScores, ProjectionCode) {
   for (int32_t h = 0; h < c.query_heads(); ++h) {
     of_heads.emplace_back(chunks, 0.0);
     for (int32_t i = 0; i < c.rows; ++i) {
-      const std::vector<double> weights =
-          reference::Pool(window.row(h, i).weight.data(), n, recipe.policy.pool, c.rows);
+      const std::vector<double> weights = reference::Pool(window.row(h, i).weight.data(), n, recipe.policy.pool, 0);
       std::vector<std::vector<double>> sums(chunks, std::vector<double>(c.value_dim, 0.0));
       std::vector<double> anchor(c.value_dim, 0.0);
       for (int32_t j = 0; j < n; ++j) {
@@ -96,7 +95,7 @@ double Saliency(const WindowCase& window, ObCacheForm form, int32_t h, int32_t i
 
 TEST_P(ProjectionScores, ObCache) {
   WindowCase window(GetParam());
-  Recipe recipe = WindowRecipe(Scorer::kObCache, window.shape.rows);
+  Recipe recipe = WindowRecipe(Scorer::kObCache, window.window());
   // Beside z^2 |v|^2 the differences v - a of the dominant case are small: float32 leaves fewer digits.
   const double error = window.shape.content == cpu::Content::kDominant ? 1e-4 : kWindowError;
   for (const ObCacheForm form : {ObCacheForm::kValue, ObCacheForm::kKey, ObCacheForm::kJoint}) {
@@ -138,9 +137,10 @@ TEST(ScoreObCache, IsNeverNegative) {
 TEST_P(ProjectionScores, Caote) {
   WindowCase window(GetParam());
   const cpu::ScoreCase& c = window.shape;
+  const int32_t n = window.tokens();
   for (const Scorer base : {Scorer::kAttention, Scorer::kLastRow}) {
     SCOPED_TRACE(static_cast<int>(base));
-    Recipe recipe = WindowRecipe(base, base == Scorer::kLastRow ? 1 : c.rows);
+    Recipe recipe = WindowRecipe(base, base == Scorer::kLastRow ? 1 : window.window());
     recipe.policy.sink = 2;
     const LayerScores alpha = ScoreOf(recipe, window.MakeLayer());
     recipe.scorer = Scorer::kCaote;
@@ -150,13 +150,13 @@ TEST_P(ProjectionScores, Caote) {
       double total = 0.0;
       std::vector<double> mean(c.value_dim, 0.0);
       const auto share = [&](int32_t j) {
-        const double score = alpha.score[static_cast<size_t>(u) * c.tokens + j];
+        const double score = alpha.score[static_cast<size_t>(u) * n + j];
         return alpha.is_protected[j] != 0 || std::isnan(score) ? 0.0 : score;
       };
-      for (int32_t j = 0; j < c.tokens; ++j) total += share(j);
-      for (int32_t j = 0; j < c.tokens; ++j)
+      for (int32_t j = 0; j < n; ++j) total += share(j);
+      for (int32_t j = 0; j < n; ++j)
         for (int32_t x = 0; x < c.value_dim; ++x) mean[x] += share(j) / total * window.value(u, j)[x];
-      for (int32_t j = 0; j < c.tokens; ++j) {
+      for (int32_t j = 0; j < n; ++j) {
         const std::vector<double> value = window.value(u, j);
         const double a = total > 0.0 ? share(j) / total : 0.0;
         want.push_back(a == 0.0 ? 0.0 : a / (1.0 - a) * reference::Distance(mean.data(), value.data(), c.value_dim));
@@ -190,7 +190,7 @@ TEST(ScoreCaote, WorkedOutByHand) {
 TEST_P(ProjectionScores, ProjectedNorms) {
   WindowCase window(GetParam());
   window.MakeOutputProjection(300);  // more than a block of its rows
-  Recipe recipe = WindowRecipe(Scorer::kAttention, window.shape.rows);
+  Recipe recipe = WindowRecipe(Scorer::kAttention, window.window());
   recipe.critical = true;
   const LayerScores scores = ScoreOf(recipe, window.MakeLayer());
   const std::vector<double> want = window.MeanOverGroup([&](int32_t h, int32_t j) {
@@ -200,8 +200,8 @@ TEST_P(ProjectionScores, ProjectedNorms) {
   });
   ASSERT_EQ(scores.projected_norm.size(), want.size());
   for (size_t at = 0; at < want.size(); ++at) {
-    const auto head = static_cast<int32_t>(at / window.shape.tokens);
-    if (!window.takes_part(head, static_cast<int32_t>(at % window.shape.tokens))) continue;
+    const auto head = static_cast<int32_t>(at / window.tokens());
+    if (!window.takes_part(head, static_cast<int32_t>(at % window.tokens()))) continue;
     EXPECT_NEAR(scores.projected_norm[at], want[at], 1e-5 * want[at]) << at;
   }
 }
@@ -215,38 +215,41 @@ struct Defensive {
 Defensive BruteDefensive(const WindowCase& window, const Recipe& recipe, double keep,
                          const std::vector<double>& projected_norm) {
   const cpu::ScoreCase& c = window.shape;
-  const int32_t past = c.tokens - c.rows;
-  const size_t count = static_cast<size_t>(c.kv_heads) * c.tokens;
+  const int32_t n = window.tokens();
+  const int32_t past = n - window.window();
+  const size_t count = static_cast<size_t>(c.kv_heads) * n;
   Defensive result{std::vector<double>(count, 0.0), std::vector<uint8_t>(count, 0)};
   double bias = 0.0;
   std::vector<std::vector<double>> mean(c.kv_heads, std::vector<double>(past, 0.0));
   for (int32_t h = 0; h < c.query_heads(); ++h)
     for (int32_t i = 0; i < c.rows; ++i) {
       const std::vector<double>& p = window.row(h, i).weight;
-      const int32_t bias_end = recipe.exact_bias ? c.tokens : past;
-      for (int32_t j = std::max(0, bias_end - c.rows); j < bias_end; ++j) bias += p[j] / (c.query_heads() * c.rows);
+      // What is kept anyway, the window and all behind it; or as the code has it, as many tokens before it.
+      const int32_t bias_begin = recipe.exact_bias ? past : std::max(0, past - window.window());
+      for (int32_t j = bias_begin; j < (recipe.exact_bias ? c.tokens : past); ++j)
+        bias += p[j] / (c.query_heads() * c.rows);
       std::vector<double> pooled = reference::Pool(p.data(), past, recipe.policy.pool, 0);
       const double before = std::accumulate(p.begin(), p.begin() + past, 0.0);
       const double after = std::accumulate(pooled.begin(), pooled.begin() + past, 0.0);
       for (int32_t j = 0; j < past; ++j) {
         mean[h / c.group][j] += p[j] / (c.group * c.rows);
-        double& score = result.score[static_cast<size_t>(h / c.group) * c.tokens + j];
+        double& score = result.score[static_cast<size_t>(h / c.group) * n + j];
         if (after > 0.0) score = std::max(score, pooled[j] * before / after);
       }
     }
   for (int32_t u = 0; u < c.kv_heads; ++u) {
-    double* score = result.score.data() + static_cast<size_t>(u) * c.tokens;
+    double* score = result.score.data() + static_cast<size_t>(u) * n;
     const double average = std::accumulate(score, score + past, 0.0) / past;
     for (int32_t j = 0; j < past; ++j) {
       double total = 0.0;
-      for (int32_t x = 0; x < c.kv_heads; ++x) total += projected_norm[static_cast<size_t>(x) * c.tokens + j];
-      score[j] = std::max(score[j], average) * projected_norm[static_cast<size_t>(u) * c.tokens + j] / total;
+      for (int32_t x = 0; x < c.kv_heads; ++x) total += projected_norm[static_cast<size_t>(x) * n + j];
+      score[j] = std::max(score[j], average) * projected_norm[static_cast<size_t>(u) * n + j] / total;
     }
     std::vector<int32_t> order(past);
     std::iota(order.begin(), order.end(), 0);
     std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return mean[u][a] > mean[u][b]; });
     const double total = std::accumulate(mean[u].begin(), mean[u].end(), 0.0);
-    const auto limit = static_cast<int32_t>(std::max(0.0, c.tokens * keep - c.rows));
+    const auto limit = static_cast<int32_t>(std::max(0.0, n * keep - window.window()));
     double sum = 0.0;
     int32_t reached = 0;
     for (int32_t x = 0; x < past && reached == 0; ++x) {
@@ -254,21 +257,32 @@ Defensive BruteDefensive(const WindowCase& window, const Recipe& recipe, double 
       if (sum >= 0.9 - bias) reached = x + 1;
     }
     for (int32_t x = 0; x < std::min(reached - 1, limit); ++x)
-      result.first_stage[static_cast<size_t>(u) * c.tokens + order[x]] = 1;
+      result.first_stage[static_cast<size_t>(u) * n + order[x]] = 1;
   }
   return result;
 }
 
 TEST(ScoreDefensive, StepByStep) {
+  struct Varied {
+    float cap;  // 0.2: nearly even weights, the threshold needs most tokens
+    int32_t generated;
+    cpu::Content content;
+  };
+  const Varied cases[] = {{0.0F, 0, cpu::Content::kNormal},
+                          {0.2F, 0, cpu::Content::kNormal},
+                          {0.0F, 6, cpu::Content::kNormal},
+                          {0.2F, 40, cpu::Content::kNormal},      // generated tokens reach into a new tile
+                          {0.0F, 40, cpu::Content::kNonFinite}};  // NaN and Inf in generated tokens too
   for (const bool exact : {false, true})
     for (const double keep : {0.03, 0.2, 0.9})
-      for (const float cap : {0.0F, 0.2F}) {  // 0.2: nearly even weights, the threshold needs most tokens
-        SCOPED_TRACE(::testing::Message() << exact << " " << keep << " " << cap);
+      for (const Varied& varied : cases) {
+        SCOPED_TRACE(::testing::Message() << exact << " " << keep << " " << varied.cap << " " << varied.generated);
         cpu::ScoreCase c;
-        c.kv_heads = 3, c.group = 2, c.tokens = 160, c.soft_cap = cap;
+        c.kv_heads = 3, c.group = 2, c.tokens = 160 + varied.generated, c.soft_cap = varied.cap;
+        c.generated = varied.generated, c.rows = 8 + varied.generated, c.content = varied.content;
         WindowCase window(c);
         window.MakeOutputProjection(40);
-        Recipe recipe = WindowRecipe(Scorer::kDefensive, c.rows);
+        Recipe recipe = WindowRecipe(Scorer::kDefensive, window.window());
         recipe.policy.pool = {PoolKind::kMean, 3, 1, true};
         recipe.exact_bias = exact;
         const LayerScores scores = ScoreOf(recipe, window.MakeLayer(), 2, keep);

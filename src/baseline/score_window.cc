@@ -1,6 +1,7 @@
 // Scorers that read the softmax weights p of the window's rows and nothing else: SnapKV, TOVA, FINCH, CAKE.
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <vector>
 
 #include "baseline/scorers.h"
@@ -11,11 +12,14 @@
 namespace dropkv::baseline {
 namespace {
 
-// [Hq, n] mean over the rows of p, head by head.
-std::vector<float> MeansOfHeads(WindowAttention& attention) {
+// [Hq, n] mean over the rows of p, each as much as it counts, head by head.
+std::vector<float> MeansOfHeads(WindowAttention& attention, const float* counts) {
   const int32_t lanes = attention.lanes();
   const int32_t rows = attention.rows();
   const int32_t n = attention.tokens();
+  const std::vector<double> shares =
+      counts != nullptr ? std::vector<double>(counts, counts + rows) : std::vector<double>(rows, 1.0);
+  const double all = std::accumulate(shares.begin(), shares.end(), 0.0);
   std::vector<float> means(static_cast<size_t>(attention.kv_heads()) * attention.group() * n);
   attention.ForEachTile([&](const WindowAttention::Range& range, int32_t begin, int32_t count) {
     std::vector<float> weights(static_cast<size_t>(count) * lanes);
@@ -25,8 +29,8 @@ std::vector<float> MeansOfHeads(WindowAttention& attention) {
       for (int32_t t = 0; t < count; ++t) {
         const float* p = weights.data() + t * lanes + h * rows;
         double sum = 0.0;
-        for (int32_t i = 0; i < rows; ++i) sum += p[i];
-        out[t] = static_cast<float>(sum / rows);
+        for (int32_t i = 0; i < rows; ++i) sum += shares[i] * p[i];
+        out[t] = static_cast<float>(sum / all);
       }
     }
   });
@@ -38,26 +42,26 @@ std::vector<float> MeansOfHeads(WindowAttention& attention) {
 // SnapKV (FasterDecoding/SnapKV, kvpress): the mean over the rows of p.
 Status ScoreAttention(const Recipe& recipe, const Layer& layer, double /*keep_fraction*/, ThreadPool* pool,
                       LayerScores* scores) {
-  const ObservationRows rows = LastRows(layer, recipe.policy.window);
+  const ObservationRows rows = JudgingRows(recipe, layer);
   const int32_t group = rows.query_heads / layer.kv.kv_heads;
   if (!NeedsEveryHead(recipe)) {
-    const RawScores raw = EngineScores(layer.kv, rows, layer.attention, Signal::kAttention, pool);
+    const RawScores raw = EngineScores(layer.kv, layer.generated, rows, layer.attention, Signal::kAttention, pool);
     PoolAndReduce(recipe, raw.raw, group, pool, scores);
     Force(raw.flags, nullptr, scores);
     return Status::Ok();
   }
-  WindowAttention attention(layer.kv, rows, layer.attention, false, pool);
-  PoolAndReduce(recipe, MeansOfHeads(attention), group, pool, scores);
+  WindowAttention attention(recipe, layer, false, pool);
+  PoolAndReduce(recipe, MeansOfHeads(attention, rows.weights), group, pool, scores);
   Force(attention.flags(), nullptr, scores);
   return Status::Ok();
 }
 
 // TOVA (schwartz-lab-NLP/TOVA, kvpress): p of the last row, the mean over all query heads of the layer; every KV head
-// gets the same scores.
+// gets the same scores. Where tokens were generated, the last row is the last of theirs.
 Status ScoreLastRow(const Recipe& recipe, const Layer& layer, double /*keep_fraction*/, ThreadPool* pool,
                     LayerScores* scores) {
-  const ObservationRows rows = LastRows(layer, 1);
-  RawScores raw = EngineScores(layer.kv, rows, layer.attention, Signal::kAttention, pool);
+  RawScores raw =
+      EngineScores(layer.kv, layer.generated, JudgingRows(recipe, layer), layer.attention, Signal::kAttention, pool);
   const int32_t n = scores->tokens;
   for (int32_t j = 0; j < n; ++j) {
     double sum = 0.0;
@@ -74,10 +78,11 @@ Status ScoreLastRow(const Recipe& recipe, const Layer& layer, double /*keep_frac
 }
 
 // FINCH (kvpress): row i counts times the number of keys before it, since p is the smaller the more keys share it.
+// Generated keys share it as well, so a generated row counts them too.
 Status ScoreFinch(const Recipe& recipe, const Layer& layer, double /*keep_fraction*/, ThreadPool* pool,
                   LayerScores* scores) {
-  const ObservationRows rows = LastRows(layer, recipe.policy.window);
-  WindowAttention attention(layer.kv, rows, layer.attention, false, pool);
+  const ObservationRows rows = JudgingRows(recipe, layer);
+  WindowAttention attention(recipe, layer, false, pool);
   const int32_t lanes = attention.lanes();
   std::vector<float> factors(lanes, 0.0F);
   for (int32_t lane = 0; lane < attention.head_rows(); ++lane) {
@@ -96,11 +101,11 @@ Status ScoreFinch(const Recipe& recipe, const Layer& layer, double /*keep_fracti
   return Status::Ok();
 }
 
-// CAKE (antgroup/cakekv): mean over the rows of p plus gamma times the unbiased variance over them.
+// CAKE (antgroup/cakekv): mean over the rows of p plus gamma times the unbiased variance over them. The layer's
+// preference is over the tokens that can be evicted, whichever rows judge.
 Status ScoreVariance(const Recipe& recipe, const Layer& layer, double /*keep_fraction*/, ThreadPool* pool,
                      LayerScores* scores) {
-  const ObservationRows rows = LastRows(layer, recipe.policy.window);
-  WindowAttention attention(layer.kv, rows, layer.attention, false, pool);
+  WindowAttention attention(recipe, layer, false, pool);
   const int32_t past = std::max(0, scores->tokens - recipe.policy.window);
   const bool shares_layers = recipe.layers == LayerRule::kCake;
   const WindowMoments moments = MeasureMoments(attention, past, recipe.gamma, true, shares_layers);

@@ -59,7 +59,7 @@ TEST(ScoreWindow, LayerPreferenceWorkedOutByHand) {
 TEST_P(WindowScores, Attention) {
   WindowCase window(GetParam());
   const int32_t w = window.shape.rows;
-  const LayerScores scores = ScoreOf(WindowRecipe(Scorer::kAttention, w), window.MakeLayer());
+  const LayerScores scores = ScoreOf(WindowRecipe(Scorer::kAttention, window.window()), window.MakeLayer());
   ExpectScores(window, scores, window.MeanOverGroup([&](int32_t h, int32_t j) {
     double sum = 0.0;
     for (int32_t i = 0; i < w; ++i) sum += window.p(h, i, j);
@@ -72,7 +72,7 @@ TEST_P(WindowScores, LastRowIsTheSameInEveryHead) {
   const LayerScores scores = ScoreOf(WindowRecipe(Scorer::kLastRow, 1), window.MakeLayer());
   std::vector<double> want;
   for (int32_t u = 0; u < window.shape.kv_heads; ++u)
-    for (int32_t j = 0; j < window.shape.tokens; ++j) {
+    for (int32_t j = 0; j < window.tokens(); ++j) {
       double sum = 0.0;
       for (int32_t h = 0; h < window.shape.query_heads(); ++h) sum += window.p(h, window.shape.rows - 1, j);
       want.push_back(sum / window.shape.query_heads());
@@ -83,7 +83,7 @@ TEST_P(WindowScores, LastRowIsTheSameInEveryHead) {
 TEST_P(WindowScores, Finch) {
   WindowCase window(GetParam());
   const int32_t w = window.shape.rows;
-  const LayerScores scores = ScoreOf(WindowRecipe(Scorer::kFinch, w), window.MakeLayer());
+  const LayerScores scores = ScoreOf(WindowRecipe(Scorer::kFinch, window.window()), window.MakeLayer());
   ExpectScores(window, scores, window.MeanOverGroup([&](int32_t h, int32_t j) {
     double sum = 0.0;
     for (int32_t i = 0; i < w; ++i) sum += window.p(h, i, j) * (window.shape.tokens - w + i);
@@ -94,7 +94,7 @@ TEST_P(WindowScores, Finch) {
 TEST_P(WindowScores, VarianceAndPreference) {
   WindowCase window(GetParam());
   const int32_t w = window.shape.rows;
-  const int32_t past = window.shape.tokens - w;
+  const int32_t past = window.tokens() - window.window();
   double entropy = 0.0;
   double variances = 0.0;
   const std::vector<double> want = window.MeanOverGroup([&](int32_t h, int32_t j) {
@@ -111,7 +111,7 @@ TEST_P(WindowScores, VarianceAndPreference) {
     }
     return mean + 200 * variance;
   });
-  Recipe recipe = WindowRecipe(Scorer::kVariance, w);
+  Recipe recipe = WindowRecipe(Scorer::kVariance, window.window());
   recipe.layers = LayerRule::kCake;
   const LayerScores scores = ScoreOf(recipe, window.MakeLayer());
   ExpectScores(window, scores, want);

@@ -3,28 +3,38 @@
 #include <algorithm>
 
 #include "core/workspace.h"
+#include "reference/reference.h"
 
 namespace dropkv::baseline {
 
-ObservationRows LastRows(const Layer& layer, int32_t window) {
+int32_t JudgingCount(const Recipe& recipe, const Layer& layer) {
+  const Scorer reads = recipe.scorer == Scorer::kCaote ? recipe.base : recipe.scorer;
+  if (reads == Scorer::kLastRow) return 1;
+  return layer.row_count > 0 ? layer.row_count : std::min(recipe.policy.window, layer.kv.tokens - layer.generated);
+}
+
+ObservationRows JudgingRows(const Recipe& recipe, const Layer& layer) {
   ObservationRows rows = layer.rows;
-  const int32_t skipped = std::max(0, rows.rows - std::min(window, layer.kv.tokens));
+  const int32_t skipped = std::max(0, rows.rows - JudgingCount(recipe, layer));
   rows.q += skipped * rows.row_stride;
   rows.visible += skipped;
+  if (rows.weights != nullptr) rows.weights += skipped;
   rows.rows -= skipped;
   return rows;
 }
 
-WindowAttention::WindowAttention(const KvView& kv, const ObservationRows& rows, const AttentionSpec& attention,
-                                 bool outputs, ThreadPool* pool)
-    : input_{kv, rows, attention, nullptr, nullptr, 0},
+WindowAttention::WindowAttention(const Recipe& recipe, const Layer& layer, bool outputs, ThreadPool* pool)
+    : input_{layer.kv, JudgingRows(recipe, layer), layer.attention, nullptr, nullptr, 0},
+      generated_(layer.generated),
       pool_(pool),
       engine_kernels_(cpu::KernelTable().front()),
       kernels_(BestWindowKernels()),
-      layout_(rows.query_heads / kv.kv_heads * rows.rows, engine_kernels_.vector_lanes, engine_kernels_.panel_vectors),
-      flags_(static_cast<size_t>(kv.kv_heads) * kv.tokens, 0),
+      layout_(head_rows(), engine_kernels_.vector_lanes, engine_kernels_.panel_vectors),
+      flags_(static_cast<size_t>(kv_heads()) * tokens(), 0),
       workers_(pool->threads()) {
-  const cpu::WaveShape shape{1, kv.kv_heads, group(), rows.rows, kv.tokens, kv.key_dim, kv.value_dim, pool->threads()};
+  const KvView& kv = input_.kv;
+  const cpu::WaveShape shape{1,          kv.kv_heads,  group(),         rows(),    kv.tokens,
+                             kv.key_dim, kv.value_dim, pool->threads(), generated_};
   const auto take = [&](Workspace& workspace) {
     scorer_.emplace(engine_kernels_, pool_, shape, workspace, workspace);
     for (Worker& worker : workers_) {
@@ -38,6 +48,23 @@ WindowAttention::WindowAttention(const KvView& kv, const ObservationRows& rows, 
   Workspace workspace(memory_);
   take(workspace);
   scorer_->Attend({&input_, 1}, outputs, flags_.data());
+  if (generated_ > 0) FindNonFinite();
+}
+
+// The kernels of the weights look tokens up in flags, of which Attend keeps the candidates'.
+void WindowAttention::FindNonFinite() {
+  const int32_t n = tokens();
+  std::vector<float> row(std::max(kv().key_dim, kv().value_dim));
+  for (int32_t head = 0; head < kv_heads(); ++head) {
+    const uint8_t* const flags = flags_.data() + static_cast<size_t>(head) * n;
+    flags_of_all_.insert(flags_of_all_.end(), flags, flags + n);
+    const cpu::HeadTokens all = cpu::MakeHeadTokens(kv(), head);
+    for (int32_t j = n; j < kv().tokens; ++j) {
+      const bool finite = engine_kernels_.load_row(all.k, all.cell(j), nullptr, row.data()) &&
+                          engine_kernels_.load_row(all.v, all.cell(j), nullptr, row.data());
+      flags_of_all_.push_back(finite ? uint8_t{0} : static_cast<uint8_t>(reference::kNonFinite));
+    }
+  }
 }
 
 WindowAttention::Range WindowAttention::Bind(int32_t kv_head, int32_t begin, int32_t end, int32_t worker) {
@@ -55,7 +82,8 @@ void WindowAttention::Output(int32_t kv_head, int32_t lane, float* out) const {
 }
 
 void WindowAttention::Weights(const Range& range, int32_t begin, int32_t count, float* weights, float* logits) const {
-  const uint8_t* flags = flags_.data() + static_cast<size_t>(range.kv_head) * tokens();
+  const std::vector<uint8_t>& of_all = generated_ > 0 ? flags_of_all_ : flags_;
+  const uint8_t* flags = of_all.data() + static_cast<size_t>(range.kv_head) * kv().tokens;
   for (int32_t done = 0; done < count; done += cpu::kTile) {
     const int64_t at = int64_t{done} * lanes();
     kernels_.weights(range.tokens, range.rows, found(range.kv_head).denominators, flags, begin + done,

@@ -10,6 +10,7 @@
 
 #include "baseline/aligned.h"
 #include "baseline/input.h"
+#include "baseline/recipe.h"
 #include "baseline/window_kernel.h"
 #include "core/parallel.h"
 #include "cpu/score.h"
@@ -17,17 +18,20 @@
 
 namespace dropkv::baseline {
 
-// The last min(window, n) of the layer's rows.
-ObservationRows LastRows(const Layer& layer, int32_t window);
+// How many of the layer's rows judge, and those: its row_count, or where that is 0 the recipe's window (min(window,
+// n)); one for a score of the last row.
+int32_t JudgingCount(const Recipe& recipe, const Layer& layer);
+ObservationRows JudgingRows(const Recipe& recipe, const Layer& layer);
 
 class WindowAttention {
  public:
-  // outputs: the rows' outputs a too. Views must outlive this; they have been checked (CheckKvView, CheckRows).
-  WindowAttention(const KvView& kv, const ObservationRows& rows, const AttentionSpec& attention, bool outputs,
-                  ThreadPool* pool);
+  // Over the rows that judge. outputs: the rows' outputs a too. The layer must outlive this; it has been checked.
+  WindowAttention(const Recipe& recipe, const Layer& layer, bool outputs, ThreadPool* pool);
 
   int32_t kv_heads() const { return kv().kv_heads; }
-  int32_t tokens() const { return kv().tokens; }
+  // The candidates; generated tokens behind them are in every softmax and output, but get no score.
+  int32_t tokens() const { return kv().tokens - generated_; }
+  int32_t generated() const { return generated_; }
   int32_t value_dim() const { return kv().value_dim; }
   int32_t rows() const { return input_.rows.rows; }
   int32_t group() const { return input_.rows.query_heads / kv_heads(); }
@@ -76,7 +80,7 @@ class WindowAttention {
     });
   }
 
-  // p [count, lanes] of tokens begin .. begin + count - 1, any number of them; logits optional.
+  // p [count, lanes] of tokens begin .. begin + count - 1, any number of them, generated ones too; logits optional.
   void Weights(const Range& range, int32_t begin, int32_t count, float* weights, float* logits = nullptr) const;
 
   // The same, every row pooled along the tokens 0 .. domain - 1 (algorithm.md section 4.1); those lie in the domain.
@@ -122,13 +126,17 @@ class WindowAttention {
   cpu::WaveScorer::RowsFound found(int32_t kv_head) const { return scorer_->Found(kv_head); }
   Range Bind(int32_t kv_head, int32_t begin, int32_t end, int32_t worker);
 
+  void FindNonFinite();
+
   LayerInput input_;
+  int32_t generated_;
   ThreadPool* pool_;
   const cpu::Kernels& engine_kernels_;
   const WindowKernels& kernels_;
   cpu::LaneLayout layout_;
   std::vector<std::byte> memory_;
   std::vector<uint8_t> flags_;
+  std::vector<uint8_t> flags_of_all_;  // [Hkv, n + generated]; empty where nothing was generated
   std::optional<cpu::WaveScorer> scorer_;
   std::vector<Worker> workers_;
 };

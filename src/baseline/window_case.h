@@ -34,6 +34,8 @@ class WindowCase {
     Layer layer;
     layer.kv = data_.kv();
     layer.rows = rows_;
+    layer.generated = shape.generated;
+    layer.row_count = shape.generated > 0 ? shape.rows : 0;
     layer.attention = data_.attention();
     if (wo_.empty()) return layer;
     layer.wo.columns = shape.query_heads() * shape.value_dim;
@@ -60,6 +62,11 @@ class WindowCase {
     return out;
   }
 
+  // The candidates, and how many of their last ones the recipe's window is. Generated tokens come behind them; the rows
+  // are those of the window's end and of generated tokens, or of generated ones alone.
+  int32_t tokens() const { return shape.candidates(); }
+  int32_t window() const { return shape.generated > 0 ? std::max(3, shape.rows - shape.generated) : shape.rows; }
+
   const reference::Row& row(int32_t query_head, int32_t i) const { return softmax_[query_head * shape.rows + i]; }
   double p(int32_t query_head, int32_t i, int32_t token) const { return row(query_head, i).weight[token]; }
   double logit(int32_t query_head, int32_t i, int32_t token) const {
@@ -79,7 +86,7 @@ class WindowCase {
   std::vector<double> MeanOverGroup(F&& f) const {
     std::vector<double> scores;
     for (int32_t u = 0; u < shape.kv_heads; ++u)
-      for (int32_t j = 0; j < shape.tokens; ++j) {
+      for (int32_t j = 0; j < tokens(); ++j) {
         double sum = 0.0;
         for (int32_t h = u * shape.group; h < (u + 1) * shape.group; ++h) sum += f(h, j);
         scores.push_back(sum / shape.group);
@@ -136,7 +143,8 @@ inline void ExpectScores(const WindowCase& window, const LayerScores& got, const
   EXPECT_LE(worst, error * largest);
 }
 
-// Cases around an ordinary one: shapes, layouts, dtypes, dominance, numbers that are none, sinks, soft cap.
+// Cases around an ordinary one: shapes, layouts, dtypes, dominance, numbers that are none, sinks, soft cap, generated
+// tokens and their rows.
 inline std::vector<cpu::ScoreCase> WindowCases() {
   std::vector<cpu::ScoreCase> cases;
   const auto add = [&cases](auto&& change) {
@@ -158,6 +166,13 @@ inline std::vector<cpu::ScoreCase> WindowCases() {
   add([](cpu::ScoreCase& c) { c.content = cpu::Content::kDominant, c.sinks = true; });
   add([](cpu::ScoreCase& c) { c.content = cpu::Content::kNonFinite; });
   add([](cpu::ScoreCase& c) { c.soft_cap = 5.0F; });
+  add([](cpu::ScoreCase& c) { c.generated = 5, c.rows = 13, c.tokens = 153; });
+  add([](cpu::ScoreCase& c) { c.generated = 9, c.rows = 9, c.sinks = true, c.cells = true; });
+  add([](cpu::ScoreCase& c) {
+    c.generated = 8, c.rows = 16, c.tokens = 1200, c.layout = cpu::Layout::kTransposedV, c.dtype = DType::kF16;
+  });
+  add([](cpu::ScoreCase& c) { c.generated = 30, c.rows = 38, c.content = cpu::Content::kDominant; });
+  add([](cpu::ScoreCase& c) { c.generated = 60, c.rows = 12, c.content = cpu::Content::kNonFinite; });
   return cases;
 }
 

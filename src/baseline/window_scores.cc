@@ -11,18 +11,19 @@
 
 namespace dropkv::baseline {
 
-RawScores EngineScores(const KvView& kv, const ObservationRows& rows, const AttentionSpec& attention, Signal signal,
-                       ThreadPool* pool) {
+RawScores EngineScores(const KvView& kv, int32_t generated, const ObservationRows& rows, const AttentionSpec& attention,
+                       Signal signal, ThreadPool* pool) {
   const LayerInput input{kv, rows, attention, nullptr, nullptr, 0};
   const int32_t group = rows.query_heads / kv.kv_heads;
-  const cpu::WaveShape shape{1, kv.kv_heads, group, rows.rows, kv.tokens, kv.key_dim, kv.value_dim, pool->threads()};
+  const cpu::WaveShape shape{1,          kv.kv_heads,  group,           rows.rows, kv.tokens,
+                             kv.key_dim, kv.value_dim, pool->threads(), generated};
   const cpu::Kernels& kernels = cpu::KernelTable().front();
   Workspace counting;
   std::optional<cpu::WaveScorer> scorer(std::in_place, kernels, pool, shape, counting, counting);
   std::vector<std::byte> memory(counting.bytes_needed());
   Workspace workspace(memory);
   scorer.emplace(kernels, pool, shape, workspace, workspace);
-  const size_t count = static_cast<size_t>(kv.kv_heads) * kv.tokens;
+  const size_t count = static_cast<size_t>(kv.kv_heads) * shape.candidates();
   RawScores scores{std::vector<float>(count), std::vector<uint8_t>(count)};
   scorer->Attend({&input, 1}, signal == Signal::kDropKv, scores.flags.data());
   scorer->Score({&input, 1}, signal, scores.raw.data(), scores.flags.data());

@@ -14,9 +14,10 @@ struct RawScores {
   std::vector<uint8_t> flags;  // [Hkv, n] bits of reference::TokenFlag
 };
 
-// kDropKv or kAttention on the engine's kernels, as Engine::Run computes them (mean over the group).
-RawScores EngineScores(const KvView& kv, const ObservationRows& rows, const AttentionSpec& attention, Signal signal,
-                       ThreadPool* pool);
+// kDropKv or kAttention on the engine's kernels, as Engine::Run computes them (mean over the group), with the rows'
+// weights. The last `generated` tokens of kv get no scores.
+RawScores EngineScores(const KvView& kv, int32_t generated, const ObservationRows& rows, const AttentionSpec& attention,
+                       Signal signal, ThreadPool* pool);
 
 // Reduces raw [Hq, n] over the groups and pools it into scores->score, in the order that the recipe asks for. raw may
 // be [Hkv, n] as well: the means of the groups, which kSum multiplies by `group`.
