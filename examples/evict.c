@@ -30,7 +30,7 @@ int main(void) {
   dropkv_policy policy = {.struct_size = sizeof policy};
   dropkv_plan_info info = {.struct_size = sizeof info};
   dropkv_report report = {.struct_size = sizeof report};
-  const dropkv_shape shape = {sizeof shape, 1, 1, 1, kTokens, kDim, kDim};
+  const dropkv_shape shape = {sizeof shape, 1, 1, 1, kTokens, kDim, kDim, 0, 0};
   const dropkv_budget budget = {.struct_size = sizeof budget, .tokens = kKeep};
   dropkv_layer layer = {.struct_size = sizeof layer};
   const dropkv_tensor keys = {k, kTokens * kDim, kDim, 1, DROPKV_F32, 0};

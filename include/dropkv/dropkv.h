@@ -92,7 +92,7 @@ enum { DROPKV_HEADS_UNIFORM = 0, DROPKV_HEADS_ADA = 1, DROPKV_HEADS_ADA_O = 2 };
 typedef struct dropkv_policy {
   size_t struct_size;
   int32_t signal;         /* DROPKV_SIGNAL_* */
-  int32_t window;         /* observation rows from the prompt's end, 1..128; these tokens are always kept */
+  int32_t window;         /* the prompt's last tokens, 1..128: always kept; where no rows are named, they judge */
   int32_t pool_kind;      /* DROPKV_POOL_* */
   int32_t pool_before;    /* a hit keeps this many tokens before it ... */
   int32_t pool_after;     /* ... and this many after it; 0 and 0: no pooling */
@@ -120,7 +120,9 @@ typedef struct dropkv_budget {
 
 typedef struct dropkv_plan dropkv_plan; /* decisions for one shape, policy and budget; used by any number of runs */
 
-/* Layers of one sequence that are evicted together. */
+/* Layers of one sequence that are evicted together. Views hold tokens + generated tokens: the prompt's n, which are the
+ * candidates, then those that were decoded behind it. Generated ones count in the softmax of the rows that see them;
+ * they are never evicted, lie outside the budget, and every list ends with them. */
 typedef struct dropkv_shape {
   size_t struct_size;
   int32_t layers;
@@ -129,13 +131,15 @@ typedef struct dropkv_shape {
   int32_t tokens;      /* n */
   int32_t key_dim;     /* d: a multiple of 8, 8..256 */
   int32_t value_dim;   /* dv: the same */
+  int32_t generated;   /* tokens behind the prompt's */
+  int32_t rows;        /* observation rows of every layer, up to 128; 0: the policy's window, min(window, n) */
 } dropkv_shape;
 
 typedef struct dropkv_plan_info {
   size_t struct_size;
   size_t workspace_bytes; /* that dropkv_run needs */
-  int64_t max_kept;       /* upper bound of the keep list's positions, all layers and heads */
-  int32_t keep;           /* tokens per KV head, after clamping */
+  int64_t max_kept;       /* upper bound of the keep list's positions, all layers and heads, generated ones included */
+  int32_t keep;           /* tokens of the prompt per KV head, after clamping; generated ones come on top */
   int32_t raised;         /* not 0: a fraction fell below window + sink and was raised to it */
 } dropkv_plan_info;
 
@@ -172,7 +176,7 @@ typedef struct dropkv_mutable_tensor {
 /* One layer of one sequence; keys after RoPE. */
 typedef struct dropkv_kv {
   int32_t kv_heads; /* Hkv */
-  int32_t tokens;   /* n */
+  int32_t tokens;   /* n; in a dropkv_layer the generated ones too */
   int32_t key_dim;
   int32_t value_dim;
   dropkv_tensor k;
@@ -189,7 +193,7 @@ typedef struct dropkv_mutable_kv {
   dropkv_mutable_tensor v;
 } dropkv_mutable_kv;
 
-/* The queries that judge the tokens. */
+/* The queries that judge the tokens: any set, in any order. A row of a generated token sees those before it too. */
 typedef struct dropkv_rows {
   const float* q;         /* [Hq, w, d] after RoPE and any query norm; dims contiguous */
   int64_t head_stride;    /* elements between query heads */
@@ -212,12 +216,13 @@ typedef struct dropkv_attention {
 typedef struct dropkv_layer {
   size_t struct_size;
   dropkv_kv kv;
-  dropkv_rows rows; /* min(window, n) rows; not read where the policy needs no queries */
+  dropkv_rows rows; /* shape's rows, or min(window, n); not read where the policy needs no queries */
   dropkv_attention attention;
   const float* out;    /* [Hq, w, dv] the rows' attention outputs, and ... */
   const float* lse;    /* [Hq, w] ... log-sum-exps, where the prefill has them: saves a pass. Both or null */
   int32_t layer_index; /* in the model: part of the random policy's counter */
   int32_t reserved;
+  const float* row_weights; /* [w] finite, >= 0, not all 0: how much every row counts in the scores; null: 1 each */
 } dropkv_layer;
 
 /* Arrays of the caller; null: not wanted. */
@@ -225,13 +230,13 @@ typedef struct dropkv_outputs {
   size_t struct_size;
   float* scores;       /* [layers, Hkv, n] pooled scores */
   float* raw_scores;   /* [layers, Hkv, n] before pooling */
-  float* output_error; /* [layers, Hq] sqrt(mean over rows of (|a - a'| / |a|)^2) */
-  float* evicted_mass; /* [layers, Hq] mean over rows of the evicted probability */
+  float* output_error; /* [layers, Hq] sqrt(mean over rows of (|a - a'| / |a|)^2), without row_weights */
+  float* evicted_mass; /* [layers, Hq] mean over rows of the evicted probability, likewise */
 } dropkv_outputs;
 
 typedef struct dropkv_report {
   size_t struct_size;
-  int32_t keep;             /* tokens per KV head, after clamping */
+  int32_t keep;             /* as in dropkv_plan_info */
   int32_t raised;           /* as in dropkv_plan_info */
   int64_t nonfinite_tokens; /* (layer, head, token) with NaN or Inf: kept */
   int64_t dominant_tokens;  /* (layer, head, token) that are a row's whole output: kept */
@@ -272,7 +277,8 @@ DROPKV_API void dropkv_keep_list_free(dropkv_keep_list* keep);
 
 /* What any keep list does to the outputs of the rows given, also one that no run made. layers: shape's layers elements,
  * each with the same number of rows, 1..128, whether or not a policy would read them; out and lse as in dropkv_run.
- * keep: lists of shape's layers and KV heads, positions below shape's tokens; heads may differ in length, also 0.
+ * keep: lists of shape's layers and KV heads, positions below shape's tokens + generated; heads may differ in length,
+ * also 0. shape's rows: as many, or 0.
  * output_error, evicted_mass: [layers, Hq] as in dropkv_outputs; one of them may be null. Allocates its workspace. */
 DROPKV_API dropkv_status dropkv_certify(dropkv_engine* engine, const dropkv_shape* shape, const dropkv_layer* layers,
                                         int32_t layer_count, const dropkv_keep_list* keep, float* output_error,

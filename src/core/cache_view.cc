@@ -1,5 +1,7 @@
 #include "dropkv/cache_view.h"
 
+#include <algorithm>
+#include <cmath>
 #include <string>
 
 namespace dropkv {
@@ -30,6 +32,15 @@ Status CheckDim(const char* name, int32_t dim) {
   return InvalidArgument(std::string(name) + ": expected a multiple of 8 from 8 to 256, got " + std::to_string(dim));
 }
 
+Status CheckWeights(const float* weights, int32_t rows) {
+  for (int32_t i = 0; i < rows; ++i)
+    if (!std::isfinite(weights[i]) || weights[i] < 0.0F)
+      return InvalidArgument("rows.weights[" + std::to_string(i) + "]: expected a finite number, 0 or more, got " +
+                             std::to_string(weights[i]));
+  if (std::any_of(weights, weights + rows, [](float weight) { return weight > 0.0F; })) return Status::Ok();
+  return InvalidArgument("rows.weights: expected one above 0, got " + std::to_string(rows) + " zeros");
+}
+
 }  // namespace
 
 Status CheckKvView(const KvView& kv) {
@@ -53,7 +64,7 @@ Status CheckRows(const ObservationRows& rows, const KvView& kv) {
     if (rows.visible[i] < 0 || rows.visible[i] > kv.tokens)
       return InvalidArgument("rows.visible[" + std::to_string(i) + "]: expected 0 to " + std::to_string(kv.tokens) +
                              " tokens, got " + std::to_string(rows.visible[i]));
-  return Status::Ok();
+  return rows.weights == nullptr ? Status::Ok() : CheckWeights(rows.weights, rows.rows);
 }
 
 }  // namespace dropkv

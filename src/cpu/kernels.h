@@ -128,6 +128,7 @@ struct ScoreRows {
   // their tokens are written here (the lowest, should a wrong lse yield several).
   int32_t* tops = nullptr;
   bool find_tops = false;
+  const float* weights = nullptr;  // [r] how much a row counts; null: 1 each
 };
 
 // A row handed in with its lse may have two tokens at 1/2 up to rounding; both stay in the vector path.
@@ -159,15 +160,18 @@ struct Kernels {
   void (*attend)(const HeadTokens& tokens, const HeadRows& rows, const float* center, int32_t begin, int32_t end,
                  const SoftmaxState& state, uint8_t* flags, const TileScratch& scratch);
 
-  // raw [n]: the sum over the rows of (p/(1-p))^2 |a - v|^2 times `share`, for tokens [begin, end); NaN and
-  // reference::kNonFinite in flags [n] for tokens that take no part. Pairs in rows.tops are left out.
+  // raw [n]: the sum over the rows of (p/(1-p))^2 |a - v|^2, times the row's weight, times `share`, for tokens
+  // [begin, end); NaN and reference::kNonFinite in flags [n] for tokens that take no part. Pairs in rows.tops are left
+  // out.
   void (*score)(const HeadTokens& tokens, const HeadRows& rows, const ScoreRows& score_rows, const float* center,
                 float share, int32_t begin, int32_t end, float* raw, uint8_t* flags, const TileScratch& scratch);
 
-  // raw [n]: the sum over the rows of p times `share`; NaN where flags [n] says kNonFinite. Reads the keys alone,
-  // unless `find_bad`: then the values are searched for NaN and Inf first, as attend would have done.
-  void (*mass)(const HeadTokens& tokens, const HeadRows& rows, const Denominators& denominators, float share,
-               bool find_bad, int32_t begin, int32_t end, float* raw, uint8_t* flags, const TileScratch& scratch);
+  // raw [n]: the sum over the rows of p, times weights [r] (null: 1 each), times `share`; NaN where flags [n] says
+  // kNonFinite. Reads the keys alone, unless `find_bad`: then the values are searched for NaN and Inf first, as attend
+  // would have done.
+  void (*mass)(const HeadTokens& tokens, const HeadRows& rows, const Denominators& denominators, const float* weights,
+               float share, bool find_bad, int32_t begin, int32_t end, float* raw, uint8_t* flags,
+               const TileScratch& scratch);
 
   // out [dim] = the token's row as float32, minus center [dim] (null: 0). Returns false, and zeros, where it has a NaN
   // or Inf.

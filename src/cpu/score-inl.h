@@ -83,8 +83,13 @@ HWY_INLINE FloatVector HalfSquaredOdds(FloatVector x) {
   return hn::IfThenElseZero(seen, hn::Mul(hn::Mul(e, e), hn::NegMulAdd(y, e, hn::Set(d, 1.5F))));
 }
 
+// x of the rows that count; 0 of the others, whatever x is: they judge nothing.
+HWY_INLINE FloatVector WhereCounted(FloatVector counts, FloatVector x) {
+  return hn::IfThenElseZero(hn::Gt(counts, hn::Zero(FloatTag())), x);
+}
+
 // Adds half of one panel's rows' terms to scratch.partial [tokens, one vector]. kGiven: shares are 0.
-template <int NV, bool kGiven>
+template <int NV, bool kGiven, bool kWeighted>
 HWY_INLINE void AddPanel(const ScoreRows& rows, int32_t first_lane, const Tile& tile, const TileScratch& scratch) {
   const FloatTag d;
   FloatVector base[NV];
@@ -103,10 +108,26 @@ HWY_INLINE void AddPanel(const ScoreRows& rows, int32_t first_lane, const Tile& 
       const auto x = hn::Sub(base[v], hn::Load(d, scratch.logits + (t * NV + v) * kLanes));
       const auto weight = HalfSquaredOdds(kGiven ? x : hn::Sub(x, share[v]));
       const auto cross = hn::Load(d, scratch.products + (t * NV + v) * kLanes);
-      const auto distance = hn::Add(hn::Add(value_norm, norm[v]), cross);
-      sum = hn::MulAdd(weight, hn::Max(distance, hn::Zero(d)), sum);
+      const auto distance = hn::Max(hn::Add(hn::Add(value_norm, norm[v]), cross), hn::Zero(d));
+      if constexpr (kWeighted) {
+        const auto counts = hn::Load(d, rows.weights + first_lane + v * kLanes);
+        sum = hn::MulAdd(hn::Mul(weight, counts), WhereCounted(counts, distance), sum);
+      } else {
+        sum = hn::MulAdd(weight, distance, sum);
+      }
     }
     hn::Store(sum, d, scratch.partial + t * kLanes);
+  }
+}
+
+template <int NV>
+HWY_INLINE void AddRows(const ScoreRows& rows, int32_t first_lane, const Tile& tile, const TileScratch& scratch) {
+  if (rows.weights != nullptr) {
+    rows.find_tops ? AddPanel<NV, true, true>(rows, first_lane, tile, scratch)
+                   : AddPanel<NV, false, true>(rows, first_lane, tile, scratch);
+  } else {
+    rows.find_tops ? AddPanel<NV, true, false>(rows, first_lane, tile, scratch)
+                   : AddPanel<NV, false, false>(rows, first_lane, tile, scratch);
   }
 }
 
@@ -148,17 +169,16 @@ inline void Score(const HeadTokens& tokens, const HeadRows& rows, const ScoreRow
         } else if (HasTops<NV>(score_rows.denominators.base + lane, tile, scratch.logits)) {
           FindTops(score_rows.tops + lane, score_rows.denominators.base + lane, kWidth, tile, scratch.logits);
         }
-        score_rows.find_tops ? AddPanel<NV, true>(score_rows, lane, tile, scratch)
-                             : AddPanel<NV, false>(score_rows, lane, tile, scratch);
+        AddRows<NV>(score_rows, lane, tile, scratch);
       });
     }
     StoreScores(tile, 2.0F * share, scratch, raw, flags);  // halves were summed
   }
 }
 
-// The sum of p over one panel's rows, added to scratch.partial.
-template <int NV>
-HWY_INLINE void AddMass(const Denominators& denominators, int32_t first_lane, const Tile& tile,
+// The sum of p over one panel's rows, times their weights, added to scratch.partial.
+template <int NV, bool kWeighted>
+HWY_INLINE void AddMass(const Denominators& denominators, const float* weights, int32_t first_lane, const Tile& tile,
                         const TileScratch& scratch) {
   const FloatTag d;
   for (int32_t t = 0; t < tile.tokens; ++t) {
@@ -168,7 +188,13 @@ HWY_INLINE void AddMass(const Denominators& denominators, int32_t first_lane, co
       const auto logit = hn::Load(d, scratch.logits + (t * NV + v) * kLanes);
       const int32_t lane = first_lane + v * kLanes;
       const auto base = hn::Load(d, denominators.base + lane);
-      sum = hn::Add(sum, Share(logit, base, hn::Load(d, denominators.share + lane), -126.0F));
+      const auto p = Share(logit, base, hn::Load(d, denominators.share + lane), -126.0F);
+      if constexpr (kWeighted) {
+        const auto counts = hn::Load(d, weights + lane);
+        sum = hn::MulAdd(counts, WhereCounted(counts, p), sum);
+      } else {
+        sum = hn::Add(sum, p);
+      }
     }
     hn::Store(sum, d, scratch.partial + t * kLanes);
   }
@@ -188,8 +214,9 @@ inline Tile LoadKeysAlone(const HeadTokens& tokens, int32_t begin, int32_t end, 
   return tile;
 }
 
-inline void Mass(const HeadTokens& tokens, const HeadRows& rows, const Denominators& denominators, float share,
-                 bool find_bad, int32_t begin, int32_t end, float* raw, uint8_t* flags, const TileScratch& scratch) {
+inline void Mass(const HeadTokens& tokens, const HeadRows& rows, const Denominators& denominators, const float* weights,
+                 float share, bool find_bad, int32_t begin, int32_t end, float* raw, uint8_t* flags,
+                 const TileScratch& scratch) {
   for (int32_t first = begin; first < end; first += kTile) {
     Tile tile =
         find_bad ? LoadTiles(tokens, nullptr, first, end, scratch) : LoadKeysAlone(tokens, first, end, flags, scratch);
@@ -199,7 +226,8 @@ inline void Mass(const HeadTokens& tokens, const HeadRows& rows, const Denominat
       const int32_t lane = rows.layout.panel_begin(p);
       WithVectors(rows.layout.panel_lanes(p) / kLanes, [&]<int NV>() HWY_ATTR {
         TileLogits<NV>(tokens, rows, lane, tile, scratch, next);
-        AddMass<NV>(denominators, lane, tile, scratch);
+        weights != nullptr ? AddMass<NV, true>(denominators, weights, lane, tile, scratch)
+                           : AddMass<NV, false>(denominators, weights, lane, tile, scratch);
       });
     }
     StoreScores(tile, share, scratch, raw, flags);

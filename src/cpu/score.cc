@@ -41,7 +41,7 @@ int32_t ScoreRangeTokens(std::span<const LayerInput> layers, const WaveShape& sh
   if (!HeadsLieApart(layers)) return kRangeTokens;
   for (int32_t joined = kLongRange; joined > 1; joined /= 2) {
     const int64_t heads = static_cast<int64_t>(layers.size()) * shape.kv_heads;
-    const int64_t items = heads * CeilDiv(shape.tokens, int64_t{joined} * kRangeTokens);
+    const int64_t items = heads * CeilDiv(shape.candidates(), int64_t{joined} * kRangeTokens);
     if (items >= int64_t{kRangesPerThread} * threads) return joined * kRangeTokens;
   }
   return kRangeTokens;
@@ -55,7 +55,8 @@ int32_t SplitTokens(int32_t kv_heads, int32_t tokens) {
 }
 
 int32_t LayersPerWave(const EvictShape& shape, int32_t threads) {
-  const int64_t items = shape.kv_heads * CeilDiv(shape.tokens, SplitTokens(shape.kv_heads, shape.tokens));
+  const int32_t tokens = shape.tokens + shape.generated;
+  const int64_t items = shape.kv_heads * CeilDiv(tokens, SplitTokens(shape.kv_heads, tokens));
   return static_cast<int32_t>(std::clamp<int64_t>(CeilDiv(int64_t{4} * threads, items), 1, shape.layers));
 }
 
@@ -94,6 +95,7 @@ WaveScorer::WaveScorer(const Kernels& kernels, ThreadPool* pool, const WaveShape
     thread.tile = TileScratch::Take(passing, shape.key_dim, shape.value_dim);
     thread.row = passing.Take<float>(shape.value_dim);
     thread.out = passing.Take<float>(shape.value_dim);
+    thread.weights = passing.Take<float>(lanes);
     thread.state = TakeState(passing, lanes, shape.value_dim);
     if (threads_ != nullptr) std::construct_at(threads_ + t, thread);
   }
@@ -101,7 +103,7 @@ WaveScorer::WaveScorer(const Kernels& kernels, ThreadPool* pool, const WaveShape
 
 WaveScorer::HeadItem WaveScorer::Item(std::span<const LayerInput> layers, int64_t index) {
   const auto kv_head = static_cast<int32_t>(index % shape_.kv_heads);
-  return {layers[index / shape_.kv_heads], kv_head, heads_[index], index * shape_.tokens};
+  return {layers[index / shape_.kv_heads], kv_head, heads_[index], index * shape_.candidates()};
 }
 
 double WaveScorer::SinkOf(const HeadItem& item, int32_t id) const {
@@ -113,7 +115,7 @@ void WaveScorer::Attend(std::span<const LayerInput> layers, bool with_values, ui
   active_heads_ = static_cast<int64_t>(layers.size()) * shape_.kv_heads;
   pool_->For(active_heads_, [&](int64_t index, int32_t worker) {
     const HeadItem item = Item(layers, index);
-    std::fill_n(flags + item.first, shape_.tokens, uint8_t{0});
+    std::fill_n(flags + item.first, shape_.candidates(), uint8_t{0});
     PrepareHead(item, with_values, threads_[worker]);
   });
   if (std::all_of(heads_, heads_ + active_heads_, [](const Head& head) { return head.given; })) return;
@@ -183,7 +185,7 @@ void WaveScorer::AttendSplits(std::span<const LayerInput> layers, bool with_valu
     });
 }
 
-// Tokens [begin, end) of one split.
+// Tokens [begin, end) of one split. Flags are the candidates' alone.
 void WaveScorer::AttendRange(const HeadItem& item, const RowChoice& choice, int32_t split, int32_t begin, int32_t end,
                              bool with_values, uint8_t* flags, Thread& thread) {
   if (begin >= end) return;
@@ -192,7 +194,10 @@ void WaveScorer::AttendRange(const HeadItem& item, const RowChoice& choice, int3
                                  tokens, thread.packed);
   const SoftmaxState& state = item.head.states[split];
   if (begin == split * split_tokens_) ResetState(rows.layout.lanes, shape_.value_dim, with_values, state);
-  kernels_.attend(tokens, rows, with_values ? item.head.center : nullptr, begin, end, state, flags, thread.tile);
+  const float* center = with_values ? item.head.center : nullptr;
+  const int32_t candidates = std::clamp(shape_.candidates(), begin, end);
+  if (begin < candidates) kernels_.attend(tokens, rows, center, begin, candidates, state, flags, thread.tile);
+  if (candidates < end) kernels_.attend(tokens, rows, center, candidates, end, state, nullptr, thread.tile);
 }
 
 void WaveScorer::MergeSplits(const HeadItem& item, const LaneLayout& layout, bool with_values, Thread& thread) {
@@ -232,19 +237,19 @@ void WaveScorer::StoreOutput(Head& head, int32_t lane, const float* out) {
 void WaveScorer::Score(std::span<const LayerInput> layers, Signal signal, float* raw, uint8_t* flags) {
   const bool values = signal == Signal::kDropKv;
   const int32_t range_tokens = ScoreRangeTokens(layers, shape_, pool_->threads());
-  const int64_t ranges = CeilDiv(shape_.tokens, range_tokens);
+  const int64_t ranges = CeilDiv(shape_.candidates(), range_tokens);
   pool_->For(active_heads_ * ranges, [&](int64_t index, int32_t worker) {
     const int64_t layer = index / (ranges * shape_.kv_heads);
     const HeadItem item = Item(layers, layer * shape_.kv_heads + index % shape_.kv_heads);
     const auto begin = static_cast<int32_t>(index / shape_.kv_heads % ranges) * range_tokens;
-    const int32_t end = std::min(shape_.tokens, begin + range_tokens);
+    const int32_t end = std::min(shape_.candidates(), begin + range_tokens);
     ScoreRange(item, values, begin, end, raw + item.first, flags + item.first, threads_[worker]);
   });
   if (values) ScoreGivenTops(layers);
   pool_->For(active_heads_, [&](int64_t index, int32_t) {
     const HeadItem item = Item(layers, index);
     if (values) AddTops(item, raw + item.first, flags + item.first);
-    for (int64_t j = item.first; j < item.first + shape_.tokens; ++j)
+    for (int64_t j = item.first; j < item.first + shape_.candidates(); ++j)
       if (!std::isfinite(raw[j])) flags[j] |= reference::kNonFinite;
   });
 }
@@ -255,14 +260,31 @@ void WaveScorer::ScoreRange(const HeadItem& item, bool values, int32_t begin, in
   const HeadTokens tokens = MakeHeadTokens(item.layer.kv, item.kv_head);
   const HeadRows rows = PackRows(kernels_, item.layer.rows, item.layer.attention, shape_.kv_heads, item.kv_head,
                                  AllRows(), tokens, thread.packed);
+  const float* weights = LaneWeights(item, thread);
   if (values) {
-    const ScoreRows score_rows{head.denominators, head.states[0].sums, head.norms, head.tops, head.given};
+    const ScoreRows score_rows{head.denominators, head.states[0].sums, head.norms, head.tops, head.given, weights};
     kernels_.score(tokens, rows, score_rows, head.center, 1.0F / static_cast<float>(shape_.group), begin, end, raw,
                    flags, thread.tile);
   } else {
-    kernels_.mass(tokens, rows, head.denominators, 1.0F / static_cast<float>(shape_.head_rows()), head.given, begin,
-                  end, raw, flags, thread.tile);
+    kernels_.mass(tokens, rows, head.denominators, weights, MassShare(item), head.given, begin, end, raw, flags,
+                  thread.tile);
   }
+}
+
+// The rows' weights as lanes, 0 for padding ones; null where all rows count the same.
+const float* WaveScorer::LaneWeights(const HeadItem& item, Thread& thread) const {
+  if (item.layer.rows.weights == nullptr) return nullptr;
+  for (int32_t id = 0; id < layout_.lanes; ++id)
+    thread.weights[id] = id < shape_.head_rows() ? item.layer.rows.weights[id % shape_.rows] : 0.0F;
+  return thread.weights;
+}
+
+// What the sum of p over rows and group is multiplied by to be a mean.
+float WaveScorer::MassShare(const HeadItem& item) const {
+  if (item.layer.rows.weights == nullptr) return 1.0F / static_cast<float>(shape_.head_rows());
+  double sum = 0.0;
+  for (int32_t id = 0; id < shape_.head_rows(); ++id) sum += WeightOf(item, id);
+  return static_cast<float>(1.0 / sum);
 }
 
 void WaveScorer::ScoreGivenTops(std::span<const LayerInput> layers) {
@@ -286,7 +308,7 @@ void WaveScorer::ResolveGiven(const HeadItem& item, Thread& thread) {
   const HeadTokens tokens = MakeHeadTokens(item.layer.kv, item.kv_head);
   const AttentionSpec& spec = item.layer.attention;
   for (int32_t id = 0; id < shape_.head_rows(); ++id) {
-    if (head.tops[id] < 0) continue;
+    if (head.tops[id] < 0 || WeightOf(item, id) == 0.0) continue;
     const int64_t cell = tokens.cell(head.tops[id]);
     const float* query = QueryOf(item.layer.rows, shape_.kv_heads, item.kv_head, id);
     kernels_.load_row(tokens.k, cell, nullptr, thread.tile.row);
@@ -331,8 +353,9 @@ void WaveScorer::AddTops(const HeadItem& item, float* raw, uint8_t* flags) {
   const Head& head = item.head;
   for (int32_t id = 0; id < shape_.head_rows(); ++id) {
     const int32_t token = head.tops[id];
-    if (token < 0) continue;
-    raw[token] += static_cast<float>(head.contribution[id] / shape_.group);
+    const double weight = WeightOf(item, id);
+    if (token < 0 || token >= shape_.candidates() || weight == 0.0) continue;
+    raw[token] += static_cast<float>(weight * head.contribution[id] / shape_.group);
     if (head.dominant[id] != 0) flags[token] |= reference::kDominant;
   }
 }

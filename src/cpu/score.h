@@ -23,7 +23,9 @@ struct WaveShape {
   int32_t key_dim = 0;
   int32_t value_dim = 0;
   int32_t threads = 1;
+  int32_t generated = 0;  // of the tokens, the last ones: in every softmax, but without score and flags
 
+  int32_t candidates() const { return tokens - generated; }  // n
   int32_t heads() const { return layers * kv_heads; }
   int32_t head_rows() const { return group * rows; }
 };
@@ -45,12 +47,12 @@ class WaveScorer {
   // (not needed for Signal::kAttention alone). flags [layers, Hkv, n]: non-finite tokens.
   void Attend(std::span<const LayerInput> layers, bool with_values, uint8_t* flags);
 
-  // raw, flags [layers, Hkv, n] after Attend. signal: kDropKv or kAttention. Returns the dominant pairs' tokens and
-  // non-finite raw scores in flags.
+  // raw, flags [layers, Hkv, n] of the candidates, after Attend. signal: kDropKv or kAttention. Returns the dominant
+  // pairs' tokens and non-finite raw scores in flags.
   void Score(std::span<const LayerInput> layers, Signal signal, float* raw, uint8_t* flags);
 
   // Certificate of algorithm.md section 6, after Attend with values. lists: the kept positions of every (layer, head),
-  // [heads] spans in order. error, mass [layers, Hq]; either may be null.
+  // generated ones too, [heads] spans in order. error, mass [layers, Hq]; either may be null.
   void Certify(std::span<const LayerInput> layers, std::span<const std::span<const int32_t>> lists, float* error,
                float* mass);
 
@@ -88,19 +90,25 @@ class WaveScorer {
   struct Thread {
     PackedRows packed;
     TileScratch tile;
-    float* row = nullptr;  // [dv]
-    float* out = nullptr;  // [dv]
-    SoftmaxState state;    // certificate
+    float* row = nullptr;      // [dv]
+    float* out = nullptr;      // [dv]
+    float* weights = nullptr;  // [r]
+    SoftmaxState state;        // certificate
   };
 
   struct HeadItem {
     const LayerInput& layer;
     int32_t kv_head;
     Head& head;
-    int64_t first;  // of the head's tokens in raw and flags
+    int64_t first;  // of the head's candidates in raw and flags
   };
   HeadItem Item(std::span<const LayerInput> layers, int64_t index);
   double SinkOf(const HeadItem& item, int32_t id) const;
+  // Of row `id` (h * w + row): how much it counts.
+  double WeightOf(const HeadItem& item, int32_t id) const {
+    const float* weights = item.layer.rows.weights;
+    return weights != nullptr ? weights[id % shape_.rows] : 1.0;
+  }
   RowChoice AllRows() const { return {nullptr, shape_.head_rows()}; }
 
   void PrepareHead(const HeadItem& item, bool with_values, Thread& thread);
@@ -113,6 +121,8 @@ class WaveScorer {
   void StoreOutput(Head& head, int32_t lane, const float* out);
   void ScoreRange(const HeadItem& item, bool values, int32_t begin, int32_t end, float* raw, uint8_t* flags,
                   Thread& thread);
+  const float* LaneWeights(const HeadItem& item, Thread& thread) const;
+  float MassShare(const HeadItem& item) const;
   void ScoreGivenTops(std::span<const LayerInput> layers);
   void ResolveGiven(const HeadItem& item, Thread& thread);
   void FinishExact(const HeadItem& item, Thread& thread);

@@ -44,7 +44,10 @@ struct ScoreCase {
   float soft_cap = 0.0F;
   bool sinks = false;
   bool any_visible = false;  // visible counts in no order, 0 and 1 among them
+  int32_t generated = 0;     // of the tokens: the last ones are no candidates
+  bool weights = false;      // rows count differently, some not at all
 
+  int32_t candidates() const { return tokens - generated; }
   int32_t query_heads() const { return kv_heads * group; }
   int32_t head_rows() const { return group * rows; }
 };
@@ -61,6 +64,8 @@ inline std::ostream& operator<<(std::ostream& out, const ScoreCase& c) {
   if (c.soft_cap > 0.0F) out << " soft cap " << c.soft_cap;
   if (c.sinks) out << " sinks";
   if (c.any_visible) out << " any visible counts";
+  if (c.generated > 0) out << " generated " << c.generated;
+  if (c.weights) out << " weights";
   return out;
 }
 
@@ -155,6 +160,7 @@ class CaseData {
     MakeQueries();
     MakeCells();
     MakeTokens();
+    for (int32_t i = 0; i < c.rows; ++i) weights_.push_back(0.25F * static_cast<float>((7 * i + 1) % 11));
     for (int32_t i = 0; i < c.rows; ++i)
       visible_.push_back(c.any_visible ? i * i * 37 % (c.tokens + 1) : std::max(0, c.tokens - c.rows + i + 1));
     for (int32_t h = 0; h < c.query_heads(); ++h) sinks_.push_back(0.3F * static_cast<float>(h) - 1.0F);
@@ -170,8 +176,8 @@ class CaseData {
             case_.cells ? cells_.data() : nullptr};
   }
   ObservationRows rows() const {
-    return {q_.data(),      int64_t{case_.rows} * case_.key_dim, case_.key_dim, case_.query_heads(), case_.rows,
-            visible_.data()};
+    return {q_.data(),       int64_t{case_.rows} * case_.key_dim,      case_.key_dim, case_.query_heads(), case_.rows,
+            visible_.data(), case_.weights ? weights_.data() : nullptr};
   }
   AttentionSpec attention() const {
     return {1.0F / std::sqrt(static_cast<float>(case_.key_dim)), case_.soft_cap, case_.sinks ? sinks_.data() : nullptr};
@@ -242,6 +248,7 @@ class CaseData {
   std::vector<float> q_;
   std::vector<int32_t> cells_;
   std::vector<int32_t> visible_;
+  std::vector<float> weights_;
   std::vector<float> sinks_;
 };
 
@@ -274,6 +281,20 @@ inline std::vector<ScoreCase> AllCases() {
     for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0})
       add([&](ScoreCase& c) { c.content = Content::kNonFinite, c.layout = layout, c.dtype = dtype; });
   for (const bool sinks : {false, true}) add([&](ScoreCase& c) { c.any_visible = true, c.sinks = sinks; });
+  // Rows of the window's end and of all generated tokens; of generated ones alone; in any order.
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0})
+    for (const bool weights : {false, true})
+      add([&](ScoreCase& c) { c.generated = 5, c.rows = 13, c.dtype = dtype, c.weights = weights; });
+  for (const Content content : {Content::kDominant, Content::kNonFinite, Content::kOffset})
+    for (const bool sinks : {false, true})
+      add([&](ScoreCase& c) {
+        c.content = content, c.sinks = sinks, c.any_visible = sinks, c.generated = 40, c.weights = true;
+      });
+  add([&](ScoreCase& c) { c.generated = 9, c.rows = 9, c.soft_cap = 20.0F, c.layout = Layout::kTransposedV; });
+  add([&](ScoreCase& c) { c.generated = 4, c.tokens = 5, c.rows = 5, c.weights = true; });
+  add([&](ScoreCase& c) { c.kv_heads = 1, c.group = 16, c.rows = 128, c.weights = true, c.generated = 1; });
+  add([&](ScoreCase& c) { c.tokens = 4099, c.kv_heads = 1, c.generated = 7, c.weights = true; });
+  add([&](ScoreCase& c) { c.tokens = 5300, c.kv_heads = 1, c.group = 1, c.generated = 3100, c.rows = 2; });
   add([&](ScoreCase& c) { c.soft_cap = 20.0F; });
   add([&](ScoreCase& c) { c.soft_cap = 50.0F, c.sinks = true, c.content = Content::kDominant; });
   add([&](ScoreCase& c) { c.soft_cap = 30.0F, c.content = Content::kLarge; });

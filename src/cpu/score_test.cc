@@ -17,7 +17,7 @@ struct RawScores {
 RawScores RunScore(const Kernels& kernels, const ScoreCase& c, const LayerInput& input, Signal signal,
                    int32_t threads) {
   ThreadPool pool(threads);
-  const WaveShape shape{1, c.kv_heads, c.group, c.rows, c.tokens, c.key_dim, c.value_dim, threads};
+  const WaveShape shape{1, c.kv_heads, c.group, c.rows, c.tokens, c.key_dim, c.value_dim, threads, c.generated};
   Workspace lasting_size;
   Workspace passing_size;
   const WaveScorer counted(kernels, &pool, shape, lasting_size, passing_size);
@@ -27,7 +27,7 @@ RawScores RunScore(const Kernels& kernels, const ScoreCase& c, const LayerInput&
   Workspace passing(passing_memory);
   WaveScorer scorer(kernels, &pool, shape, lasting, passing);
   EXPECT_FALSE(lasting.overflow() || passing.overflow());
-  const size_t count = static_cast<size_t>(c.kv_heads) * c.tokens;
+  const size_t count = static_cast<size_t>(c.kv_heads) * c.candidates();
   RawScores result{std::vector<float>(count), std::vector<uint8_t>(count)};
   scorer.Attend({&input, 1}, signal == Signal::kDropKv, result.flags.data());
   scorer.Score({&input, 1}, signal, result.raw.data(), result.flags.data());
@@ -65,8 +65,9 @@ TEST_P(ScoreTest, MatchesReferenceOnEveryInstructionSet) {
   for (const Signal signal : {Signal::kDropKv, Signal::kAttention}) {
     SCOPED_TRACE(static_cast<int>(signal));
     const Policy policy = PolicyOf(signal, c);
-    const reference::Scores want = reference::Score(data.kv(), data.rows(), data.attention(), policy, 0);
-    const reference::Tolerances bounds = reference::LayerTolerances(data.kv(), data.rows(), data.attention(), policy);
+    const reference::Scores want = reference::Score(data.kv(), data.rows(), data.attention(), policy, 0, c.generated);
+    const reference::Tolerances bounds =
+        reference::LayerTolerances(data.kv(), data.rows(), data.attention(), policy, c.generated);
     for (const Kernels& kernels : KernelTable()) {
       SCOPED_TRACE(kernels.name);
       const RawScores got = RunScore(kernels, c, data.input(), signal, 1);
@@ -104,8 +105,9 @@ TEST_P(ScoreTest, HandedInOutputsMatchReference) {
   for (const Signal signal : {Signal::kDropKv, Signal::kAttention}) {
     SCOPED_TRACE(static_cast<int>(signal));
     const Policy policy = PolicyOf(signal, c);
-    const reference::Scores want = reference::Score(data.kv(), data.rows(), data.attention(), policy, 0);
-    reference::Tolerances bounds = reference::LayerTolerances(data.kv(), data.rows(), data.attention(), policy);
+    const reference::Scores want = reference::Score(data.kv(), data.rows(), data.attention(), policy, 0, c.generated);
+    reference::Tolerances bounds =
+        reference::LayerTolerances(data.kv(), data.rows(), data.attention(), policy, c.generated);
     if (c.tokens == 1) bounds.raw.assign(c.kv_heads, 1e-6);
     for (const Kernels& kernels : KernelTable()) {
       SCOPED_TRACE(kernels.name);
@@ -170,6 +172,38 @@ TEST(DominantTest, OutputWithoutTheTopSurvivesAnyGap) {
     EXPECT_NEAR(got.raw[30], want, 1e-5 * want) << kernels.name;
     EXPECT_EQ(got.flags[30], reference::kDominant);
   }
+}
+
+// A row that counts 0 makes no token dominant and adds nothing, computed or handed in; one that counts 3 adds 3 times.
+TEST(DominantTest, RowsOfWeightZeroFlagNothing) {
+  ScoreCase c{1, 1, 2, 97, 64, 64};
+  c.content = Content::kDominant;  // token 0 belongs to row 0, token 5 to row 1
+  CaseData data(c);
+  const float* q = data.rows().q;
+  std::vector<float> queries(q, q + 2 * c.key_dim);
+  for (int32_t i = 0; i < c.key_dim; ++i) queries[i] *= 10.0F;  // both p within 1e-6 of 1
+  for (int32_t i = 0; i < c.key_dim; ++i) queries[c.key_dim + i] *= 10.0F;
+  LayerInput input = data.input();
+  input.rows.q = queries.data();
+  const HandedIn given(reference::Attend(input.kv, input.rows, input.attention));
+  const float weights[] = {0.0F, 3.0F};
+  for (const bool handed_in : {false, true})
+    for (const Kernels& kernels : KernelTable()) {
+      SCOPED_TRACE(std::string(kernels.name) + (handed_in ? " handed in" : ""));
+      input.out = handed_in ? given.out.data() : nullptr;
+      input.lse = handed_in ? given.lse.data() : nullptr;
+      input.rows.weights = nullptr;
+      const RawScores both = RunScore(kernels, c, input, Signal::kDropKv, 1);
+      input.rows.weights = weights;
+      const RawScores second = RunScore(kernels, c, input, Signal::kDropKv, 1);
+      EXPECT_EQ(both.flags[0], reference::kDominant);
+      EXPECT_EQ(both.flags[5], reference::kDominant);
+      EXPECT_EQ(second.flags[0], 0);
+      EXPECT_EQ(second.flags[5], reference::kDominant);
+      EXPECT_GT(both.raw[0], 1.0F);
+      EXPECT_LT(second.raw[0], 1e-6F);
+      EXPECT_NEAR(second.raw[5], 3.0F * both.raw[5], 1e-4F * second.raw[5]);
+    }
 }
 
 // A constant added to all values moves nothing but their rounding.

@@ -179,7 +179,7 @@ struct Layer {
       for (int32_t j = 0; j < begin; ++j) *out++ = j;
       for (int32_t j = begin; j < end; ++j)
         if (from[j] <= limit) *out++ = j;
-      for (int32_t j = end; j < in.n; ++j) *out++ = j;
+      for (int32_t j = end; j < in.n + in.generated; ++j) *out++ = j;
       counts[head] = static_cast<int32_t>(out - positions);
       positions = out;
     }
@@ -191,6 +191,8 @@ Status Check(const SelectInput& input, const int32_t* counts, const int32_t* pos
   if (input.kv_heads < 1)
     return InvalidArgument("input.kv_heads: expected at least 1, got " + std::to_string(input.kv_heads));
   if (input.n < 1) return InvalidArgument("input.n: expected at least 1, got " + std::to_string(input.n));
+  if (input.generated < 0)
+    return InvalidArgument("input.generated: expected 0 or more, got " + std::to_string(input.generated));
   if (counts == nullptr || positions == nullptr)
     return InvalidArgument("counts, positions: expected pointers, got null");
   return Status::Ok();
@@ -215,19 +217,21 @@ size_t SelectWorkspaceBytes(const Policy& policy, const KeepCount& budget, int32
   return workspace.bytes_needed();
 }
 
-int64_t MaxSelected(const Policy& policy, const KeepCount& budget, int32_t kv_heads, int32_t n) {
-  if (KeepsAll(policy, budget, n)) return int64_t{kv_heads} * n;
+int64_t MaxSelected(const Policy& policy, const KeepCount& budget, int32_t kv_heads, int32_t n, int32_t generated) {
+  if (KeepsAll(policy, budget, n)) return kv_heads * (int64_t{n} + generated);
   const int64_t keep = std::max(budget.keep, policy.window + policy.sink);
-  return std::min(int64_t{kv_heads} * n, kv_heads * (keep + (policy.heads == HeadRule::kAdaO ? 1 : 0)));
+  const int64_t most = std::min<int64_t>(n, keep + (policy.heads == HeadRule::kAdaO ? 1 : 0));
+  return kv_heads * (most + generated);
 }
 
 Status Select(const SelectInput& input, std::span<std::byte> workspace, int32_t* counts, int32_t* positions) {
   DROPKV_RETURN_IF_ERROR(Check(input, counts, positions));
   const Policy& policy = *input.policy;
   if (KeepsAll(policy, input.budget, input.n)) {
-    std::fill_n(counts, input.kv_heads, input.n);
+    const int64_t all = int64_t{input.n} + input.generated;
+    std::fill_n(counts, input.kv_heads, static_cast<int32_t>(all));
     for (int32_t head = 0; head < input.kv_heads; ++head)
-      std::iota(positions + int64_t{head} * input.n, positions + int64_t{head + 1} * input.n, 0);
+      std::iota(positions + head * all, positions + (head + 1) * all, 0);
     return Status::Ok();
   }
   DROPKV_RETURN_IF_ERROR(CheckScores(input));

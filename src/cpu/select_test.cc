@@ -32,7 +32,8 @@ struct Selection {
 Selection RunSelect(const SelectInput& input, size_t misalign) {
   const size_t bytes = SelectWorkspaceBytes(*input.policy, input.budget, input.kv_heads, input.n);
   std::vector<std::byte> workspace(bytes + misalign, std::byte{0xA5});
-  const auto bound = static_cast<size_t>(MaxSelected(*input.policy, input.budget, input.kv_heads, input.n));
+  const auto bound =
+      static_cast<size_t>(MaxSelected(*input.policy, input.budget, input.kv_heads, input.n, input.generated));
   Selection result;
   result.counts.assign(input.kv_heads, -7);
   result.positions.assign(bound + 8, -7);
@@ -78,7 +79,8 @@ Scores MakeScores(const TestParam& p, uint64_t seed) {
       return static_cast<float>(RandomBits(seed + stream, i) % p.levels) / static_cast<float>(p.levels);
     };
     s.raw[i] = level(1);
-    s.pooled[i] = level(2) * static_cast<float>(i / p.n + 1);  // heads differ, so that shared budgets become ragged
+    const size_t head = i / p.n;
+    s.pooled[i] = level(2) * static_cast<float>(head + 1);  // heads differ, so that shared budgets become ragged
     if (RandomUniform(seed + 3, i) < p.flag_rate) s.flags[i] = 1 + RandomBits(seed + 4, i) % 3;
     if ((s.flags[i] & reference::kNonFinite) != 0) s.raw[i] = std::numeric_limits<float>::quiet_NaN();
   }
@@ -100,12 +102,13 @@ void CompareWithReference(const TestParam& p, uint64_t seed) {
   policy.heads = p.rule;
   policy.alpha = p.alpha;
   const KeepCount budget = Keep(p);
+  const auto generated = static_cast<int32_t>(seed % 4);
   const Selection got =
-      RunSelect({p.kv_heads, p.n, &policy, budget, s.raw.data(), s.pooled.data(), s.flags.data()}, seed % 7);
+      RunSelect({p.kv_heads, p.n, &policy, budget, s.raw.data(), s.pooled.data(), s.flags.data(), generated}, seed % 7);
   const std::vector<double> raw(s.raw.begin(), s.raw.end());
   const std::vector<double> pooled(s.pooled.begin(), s.pooled.end());
   const KeepList expected =
-      reference::Select(policy, budget, p.kv_heads, p.n, raw.data(), pooled.data(), s.flags.data());
+      reference::Select(policy, budget, p.kv_heads, p.n, raw.data(), pooled.data(), s.flags.data(), generated);
   for (int32_t head = 0; head < p.kv_heads; ++head) {
     const auto want = expected.head(0, head);
     ASSERT_EQ(got.head(head), std::vector<int32_t>(want.begin(), want.end())) << "head " << head;
@@ -119,8 +122,10 @@ TEST(Select, EqualsReference) {
       for (const int32_t heads : {1, 2, 3, 8})
         for (const double fraction : {0.01, 0.1, 0.5, 0.97, 1.0})
           for (const int levels : {1, 3, 1000000})
-            for (const double flags : {0.0, 0.02, 0.9})
-              CompareWithReference({heads, n, 8, (seed % 3 == 0) ? 4 : 0, fraction, rule, 0.2, levels, flags}, ++seed);
+            for (const double flags : {0.0, 0.02, 0.9}) {
+              const int32_t sink = seed % 3 == 0 ? 4 : 0;
+              CompareWithReference({heads, n, 8, sink, fraction, rule, 0.2, levels, flags}, ++seed);
+            }
 }
 
 TEST(Select, EqualsReferenceForEveryAlpha) {
@@ -193,6 +198,30 @@ TEST(Select, FullPolicyAndShortPromptsKeepAll) {
             (std::vector<int32_t>{0, 1, 2}));
 }
 
+// Whatever the heads' shares of the prompt are: they stay, and every list ends with the generated tokens.
+TEST(Select, GeneratedTokensLieOutsideTheBudget) {
+  uint64_t seed = 9000;
+  for (const HeadRule rule : {HeadRule::kUniform, HeadRule::kAda, HeadRule::kAdaO})
+    for (const double fraction : {0.1, 0.6, 1.0}) {
+      const TestParam p{3, 90, 8, 2, fraction, rule, 0.2, 1000000, 0.05};
+      const Scores s = MakeScores(p, ++seed);
+      Policy policy;
+      policy.sink = p.sink;
+      policy.heads = rule;
+      SelectInput input{3, p.n, &policy, Keep(p), s.raw.data(), s.pooled.data(), s.flags.data()};
+      const Selection prompt = RunSelect(input, 0);
+      const int64_t most = MaxSelected(policy, input.budget, 3, p.n);
+      input.generated = 5;
+      const Selection all = RunSelect(input, 0);
+      EXPECT_EQ(MaxSelected(policy, input.budget, 3, p.n, 5), most + 15);
+      for (int32_t head = 0; head < 3; ++head) {
+        std::vector<int32_t> want = prompt.head(head);
+        for (int32_t j = 90; j < 95; ++j) want.push_back(j);
+        EXPECT_EQ(all.head(head), want) << "head " << head;
+      }
+    }
+}
+
 TEST(Select, ErrorsNameTheArgument) {
   Policy policy;
   const std::vector<float> pooled(100, 1.0F);
@@ -213,6 +242,10 @@ TEST(Select, ErrorsNameTheArgument) {
   EXPECT_EQ(Select(input, workspace, &count, positions.data()).code(), Code::kUnsupported);
   input.kv_heads = 0;
   EXPECT_EQ(Select(input, workspace, &count, positions.data()).code(), Code::kInvalidArgument);
+  input.kv_heads = 1;
+  input.generated = -2;
+  status = Select(input, workspace, &count, positions.data());
+  EXPECT_NE(status.message().find("input.generated: expected 0 or more, got -2"), std::string::npos);
   input = {1, 100, nullptr, {10, false}, nullptr, pooled.data(), nullptr};
   EXPECT_EQ(Select(input, workspace, &count, positions.data()).code(), Code::kInvalidArgument);
 }

@@ -21,11 +21,11 @@ auto ToTensor(const Tensor& tensor) {
               tensor.dim_stride};
 }
 
-ObservationRows ToRows(const dropkv_rows& rows) {
-  return {rows.q, rows.head_stride, rows.row_stride, rows.query_heads, rows.rows, rows.visible};
+ObservationRows ToRows(const dropkv_rows& rows, const float* weights) {
+  return {rows.q, rows.head_stride, rows.row_stride, rows.query_heads, rows.rows, rows.visible, weights};
 }
 
-// The array's elements lie the first one's struct_size apart: its caller may have a newer header.
+// The array's elements lie the first one's struct_size apart: its caller may have an older or a newer header.
 Result<std::vector<LayerInput>> ToLayers(const dropkv_layer* layers, int32_t count) {
   if (Status status = CheckPointer(layers, "layers"); !status.ok()) return status;
   if (count < 1) return InvalidArgument("layer_count: expected at least 1, got " + std::to_string(count));
@@ -36,20 +36,23 @@ Result<std::vector<LayerInput>> ToLayers(const dropkv_layer* layers, int32_t cou
   inputs.reserve(count);
   const auto* bytes = reinterpret_cast<const unsigned char*>(layers);
   for (int32_t i = 0; i < count; ++i) {
-    const auto* layer = reinterpret_cast<const dropkv_layer*>(bytes + i * layers->struct_size);
     const std::string name = "layers[" + std::to_string(i) + "]";
-    if (Status status = CheckInput(layer, name.c_str()); !status.ok()) return status;
+    const auto layer = ReadInput(reinterpret_cast<const dropkv_layer*>(bytes + i * layers->struct_size), name.c_str());
+    if (!layer.ok()) return layer.status();
     if (layer->struct_size != layers->struct_size)
       return InvalidArgument(name + ".struct_size: expected " + std::to_string(layers->struct_size) +
                              " as in the first element, got " + std::to_string(layer->struct_size));
-    inputs.push_back(
-        {ToView(layer->kv), ToRows(layer->rows), ToSpec(layer->attention), layer->out, layer->lse, layer->layer_index});
+    inputs.push_back({ToView(layer->kv), ToRows(layer->rows, layer->row_weights), ToSpec(layer->attention), layer->out,
+                      layer->lse, layer->layer_index});
   }
   return inputs;
 }
 
-EvictShape ToShape(const dropkv_shape& shape) {
-  return {shape.layers, shape.query_heads, shape.kv_heads, shape.tokens, shape.key_dim, shape.value_dim};
+Result<EvictShape> ToShape(const dropkv_shape* in) {
+  const auto shape = ReadInput(in, "shape");
+  if (!shape.ok()) return shape.status();
+  return EvictShape{shape->layers,  shape->query_heads, shape->kv_heads,  shape->tokens,
+                    shape->key_dim, shape->value_dim,   shape->generated, shape->rows};
 }
 
 dropkv_report ToReport(const EvictReport& in) {
@@ -140,13 +143,14 @@ dropkv_status dropkv_plan_create(const dropkv_engine* engine, const dropkv_shape
                                  const dropkv_budget* budget, dropkv_plan** plan) {
   return Guard([&]() -> Status {
     DROPKV_RETURN_IF_ERROR(CheckPointer(engine, "engine"));
-    DROPKV_RETURN_IF_ERROR(CheckInput(shape, "shape"));
+    const auto sizes = ToShape(shape);
+    if (!sizes.ok()) return sizes.status();
     const auto wanted = ToPolicy(policy);
     if (!wanted.ok()) return wanted.status();
     const auto kept = ToBudget(budget);
     if (!kept.ok()) return kept.status();
     DROPKV_RETURN_IF_ERROR(CheckPointer(plan, "plan"));
-    auto made = engine->engine.MakePlan(ToShape(*shape), *wanted, *kept);
+    auto made = engine->engine.MakePlan(*sizes, *wanted, *kept);
     if (!made.ok()) return made.status();
     *plan = new dropkv_plan{std::move(made).value()};
     return Status::Ok();
@@ -196,10 +200,11 @@ dropkv_status dropkv_certify(dropkv_engine* engine, const dropkv_shape* shape, c
                              float* evicted_mass) {
   return Guard([&]() -> Status {
     DROPKV_RETURN_IF_ERROR(CheckPointer(engine, "engine"));
-    DROPKV_RETURN_IF_ERROR(CheckInput(shape, "shape"));
+    const auto sizes = ToShape(shape);
+    if (!sizes.ok()) return sizes.status();
     const auto inputs = ToLayers(layers, layer_count);
     if (!inputs.ok()) return inputs.status();
     DROPKV_RETURN_IF_ERROR(CheckPointer(keep, "keep"));
-    return engine->engine.Certify(ToShape(*shape), *inputs, keep->list, output_error, evicted_mass);
+    return engine->engine.Certify(*sizes, *inputs, keep->list, output_error, evicted_mass);
   });
 }

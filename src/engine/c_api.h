@@ -60,16 +60,25 @@ inline Status CheckPointer(const void* pointer, const char* name) {
   return InvalidArgument(std::string(name) + ": expected a pointer, got null");
 }
 
-// Checks a sized struct of the caller: not null, and struct_size at least today's. A caller with a newer header has a
-// larger struct; `written` ones may be so, read ones only where the part that is unknown here is zero.
+// Size of a sized struct in the first header that had it. Fields that came later are read by ReadInput alone.
+template <typename Struct>
+inline constexpr size_t kFirstSize = sizeof(Struct);
+template <>
+inline constexpr size_t kFirstSize<dropkv_shape> = offsetof(dropkv_shape, generated);
+template <>
+inline constexpr size_t kFirstSize<dropkv_layer> = offsetof(dropkv_layer, row_weights);
+
+// Checks a sized struct of the caller: not null, and struct_size at least the first one. A caller with a newer header
+// has a larger struct; `written` ones may be so, read ones only where the part that is unknown here is zero.
 template <typename Struct>
 Status CheckSized(const Struct* value, const char* name, bool written) {
   DROPKV_RETURN_IF_ERROR(CheckPointer(value, name));
-  if (value->struct_size < sizeof(Struct))
-    return InvalidArgument(std::string(name) + ".struct_size: expected " + std::to_string(sizeof(Struct)) +
+  if (value->struct_size < kFirstSize<Struct>)
+    return InvalidArgument(std::string(name) + ".struct_size: expected " + std::to_string(kFirstSize<Struct>) +
                            " or more, got " + std::to_string(value->struct_size));
   const auto* bytes = reinterpret_cast<const unsigned char*>(value);
-  if (written || std::all_of(bytes + sizeof(Struct), bytes + value->struct_size, [](auto byte) { return byte == 0; }))
+  if (written || value->struct_size <= sizeof(Struct) ||
+      std::all_of(bytes + sizeof(Struct), bytes + value->struct_size, [](auto byte) { return byte == 0; }))
     return Status::Ok();
   return Unsupported(std::string(name) + ": a field is set that this version (" + dropkv_version() +
                      ") does not know; struct_size is " + std::to_string(value->struct_size));
@@ -78,6 +87,15 @@ Status CheckSized(const Struct* value, const char* name, bool written) {
 template <typename Struct>
 Status CheckInput(const Struct* value, const char* name) {
   return CheckSized(value, name, false);
+}
+
+// A checked copy; 0 in the fields that a caller with an older header does not have.
+template <typename Struct>
+Result<Struct> ReadInput(const Struct* value, const char* name) {
+  if (Status status = CheckInput(value, name); !status.ok()) return status;
+  Struct copy = {};
+  std::memcpy(&copy, value, std::min(value->struct_size, sizeof(Struct)));
+  return copy;
 }
 
 template <typename Struct>

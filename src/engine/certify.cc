@@ -19,8 +19,8 @@ Status CheckLists(const EvictShape& shape, const KeepList& keep) {
     for (int32_t head = 0; head < shape.kv_heads; ++head) {
       int32_t last = -1;
       for (const int32_t position : keep.head(layer, head)) {
-        if (position <= last || position >= shape.tokens)
-          return InvalidArgument("keep: expected ascending positions below " + std::to_string(shape.tokens) +
+        if (position <= last || position >= ViewTokens(shape))
+          return InvalidArgument("keep: expected ascending positions below " + std::to_string(ViewTokens(shape)) +
                                  Got(position) + " after " + std::to_string(last) + " in layer " +
                                  std::to_string(layer) + ", head " + std::to_string(head));
         last = position;
@@ -54,10 +54,11 @@ Status Engine::Certify(const EvictShape& shape, std::span<const LayerInput> laye
   if (layers.size() != static_cast<size_t>(shape.layers))
     return InvalidArgument("layers: expected the shape's " + std::to_string(shape.layers) +
                            Got(static_cast<int64_t>(layers.size())));
-  const int32_t rows = layers.front().rows.rows;
+  const int32_t rows = shape.rows > 0 ? shape.rows : layers.front().rows.rows;
+  const std::string_view asking = shape.rows > 0 ? "the shape's rows" : "as in the first layer";
   for (const LayerInput& layer : layers) {
     DROPKV_RETURN_IF_ERROR(CheckLayer(shape, layer));
-    DROPKV_RETURN_IF_ERROR(CheckLayerRows(shape, rows, "as in the first layer", layer));
+    DROPKV_RETURN_IF_ERROR(CheckLayerRows(shape, rows, asking, layer));
   }
   DROPKV_RETURN_IF_ERROR(CheckLists(shape, keep));
   if (output_error == nullptr && evicted_mass == nullptr)
@@ -71,10 +72,11 @@ Status Engine::Certify(const EvictShape& shape, std::span<const LayerInput> laye
                             shape.kv_heads,
                             shape.query_heads / shape.kv_heads,
                             rows,
-                            shape.tokens,
+                            ViewTokens(shape),
                             shape.key_dim,
                             shape.value_dim,
-                            pool->threads()};
+                            pool->threads(),
+                            shape.generated};
   Workspace lasting_size;
   Workspace passing_size;
   const cpu::WaveScorer counted(*impl_->kernels, pool, wave, lasting_size, passing_size);
@@ -83,7 +85,7 @@ Status Engine::Certify(const EvictShape& shape, std::span<const LayerInput> laye
   Workspace lasting(lasting_memory);
   Workspace passing(passing_memory);
   cpu::WaveScorer scorer(*impl_->kernels, pool, wave, lasting, passing);
-  std::vector<uint8_t> flags(static_cast<size_t>(wave.heads()) * shape.tokens);
+  std::vector<uint8_t> flags(static_cast<size_t>(wave.heads()) * wave.candidates());
   std::vector<std::span<const int32_t>> lists(wave.heads());
   for (int32_t first = 0; first < shape.layers; first += wave.layers) {
     const int32_t count = std::min(wave.layers, shape.layers - first);

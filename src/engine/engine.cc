@@ -40,16 +40,22 @@ bool WantsCertificate(const EvictOutput& output) {
   return output.output_error != nullptr || output.evicted_mass != nullptr;
 }
 
+// Observation rows of every layer.
+int32_t RowsOf(const Plan& plan) {
+  return plan.shape.rows > 0 ? plan.shape.rows : std::min(plan.policy.window, plan.shape.tokens);
+}
+
 cpu::WaveShape MakeWaveShape(const Plan& plan, int32_t threads) {
   const EvictShape& shape = plan.shape;
   return {cpu::LayersPerWave(shape, threads),
           shape.kv_heads,
           shape.query_heads / shape.kv_heads,
-          std::min(plan.policy.window, shape.tokens),
-          shape.tokens,
+          RowsOf(plan),
+          ViewTokens(shape),
           shape.key_dim,
           shape.value_dim,
-          threads};
+          threads,
+          shape.generated};
 }
 
 // Everything a run keeps in the caller's workspace; also counts its bytes. Selection takes place between scoring and
@@ -84,11 +90,11 @@ struct RunMemory {
   }
 
  private:
-  size_t scores() const { return static_cast<size_t>(wave.heads()) * wave.tokens; }
+  size_t scores() const { return static_cast<size_t>(wave.heads()) * wave.candidates(); }
 
   void TakeSelection(const Plan& plan, Workspace& workspace) {
     pooled = workspace.Take<float>(scores());
-    const size_t bytes = cpu::SelectWorkspaceBytes(plan.policy, plan.budget, wave.kv_heads, wave.tokens);
+    const size_t bytes = cpu::SelectWorkspaceBytes(plan.policy, plan.budget, wave.kv_heads, wave.candidates());
     select = {workspace.Take<std::byte>(bytes), bytes};
   }
 };
@@ -179,8 +185,8 @@ class RunState {
     const EvictShape& shape = plan_.shape;
     for (size_t layer = 0; layer < layers.size(); ++layer) {
       const size_t first = layer * shape.kv_heads * shape.tokens;
-      const cpu::SelectInput input{shape.kv_heads,      shape.tokens,           &plan_.policy,        plan_.budget,
-                                   memory_.raw + first, memory_.pooled + first, memory_.flags + first};
+      const cpu::SelectInput input{shape.kv_heads,      shape.tokens,           &plan_.policy,         plan_.budget,
+                                   memory_.raw + first, memory_.pooled + first, memory_.flags + first, shape.generated};
       DROPKV_RETURN_IF_ERROR(cpu::Select(input, memory_.select, memory_.counts, positions_.data() + offsets_.back()));
       for (int32_t head = 0; head < shape.kv_heads; ++head) {
         const auto count = static_cast<size_t>(memory_.counts[head]);
@@ -209,7 +215,7 @@ KeepList KeepEverything(const Plan& plan, const EvictOutput& output) {
   if (output.raw_scores != nullptr) std::fill_n(output.raw_scores, scores, 0.0F);
   if (output.output_error != nullptr) std::fill_n(output.output_error, query_heads, 0.0F);
   if (output.evicted_mass != nullptr) std::fill_n(output.evicted_mass, query_heads, 0.0F);
-  return KeepList::All(shape.layers, shape.kv_heads, shape.tokens);
+  return KeepList::All(shape.layers, shape.kv_heads, ViewTokens(shape));
 }
 
 }  // namespace
@@ -249,7 +255,7 @@ Result<Plan> Engine::MakePlan(const EvictShape& shape, const Policy& policy, con
   const Result<KeepCount> keep = ResolveBudget(budget, policy, shape.tokens);
   if (!keep.ok()) return keep.status();
   Plan plan{shape, policy, *keep, 0, 0};
-  plan.max_kept = shape.layers * cpu::MaxSelected(policy, *keep, shape.kv_heads, shape.tokens);
+  plan.max_kept = shape.layers * cpu::MaxSelected(policy, *keep, shape.kv_heads, shape.tokens, shape.generated);
   if (KeepsAll(plan) || impl_->kernels == nullptr) return plan;
   Workspace counting;
   const RunMemory memory(plan, *impl_->kernels, &impl_->pool, counting);
@@ -268,10 +274,10 @@ Result<KeepList> Engine::Run(const Plan& plan, std::span<const LayerInput> layer
     return InvalidArgument("layers: expected the plan's " + std::to_string(plan.shape.layers) +
                            Got(static_cast<int64_t>(layers.size())));
   const bool needs_rows = !KeepsAll(plan) && (plan.policy.needs_queries() || WantsCertificate(output));
-  const int32_t rows = std::min(plan.policy.window, plan.shape.tokens);
+  const std::string_view asking = plan.shape.rows > 0 ? "the shape's rows" : "the policy's window";
   for (const LayerInput& layer : layers) {
     DROPKV_RETURN_IF_ERROR(CheckLayer(plan.shape, layer));
-    if (needs_rows) DROPKV_RETURN_IF_ERROR(CheckLayerRows(plan.shape, rows, "the policy's window", layer));
+    if (needs_rows) DROPKV_RETURN_IF_ERROR(CheckLayerRows(plan.shape, RowsOf(plan), asking, layer));
   }
   if (KeepsAll(plan)) return KeepEverything(plan, output);
   if (impl_->kernels == nullptr) return RunReference(plan, layers, output, filled);

@@ -1,3 +1,5 @@
+#include <limits>
+
 #include "engine/engine_impl.h"
 
 namespace dropkv {
@@ -8,6 +10,11 @@ Status CheckShape(const EvictShape& shape) {
   if (shape.layers < 1) return InvalidArgument("shape.layers: expected at least 1" + Got(shape.layers));
   if (shape.kv_heads < 1) return InvalidArgument("shape.kv_heads: expected at least 1" + Got(shape.kv_heads));
   if (shape.tokens < 1) return InvalidArgument("shape.tokens: expected at least 1" + Got(shape.tokens));
+  const int32_t room = std::numeric_limits<int32_t>::max() - shape.tokens;
+  if (shape.generated < 0 || shape.generated > room)
+    return InvalidArgument("shape.generated: expected 0 to " + std::to_string(room) + Got(shape.generated));
+  if (shape.rows < 0 || shape.rows > kMaxRows)
+    return InvalidArgument("shape.rows: expected 0 (the policy's window) to 128" + Got(shape.rows));
   if (shape.query_heads < 1 || shape.query_heads % shape.kv_heads != 0 ||
       shape.query_heads / shape.kv_heads > kMaxGroup)
     return InvalidArgument("shape.query_heads: expected 1 to 16 times the " + std::to_string(shape.kv_heads) +
@@ -21,7 +28,7 @@ Status CheckShape(const EvictShape& shape) {
 Status CheckLayer(const EvictShape& shape, const LayerInput& layer) {
   const KvView& kv = layer.kv;
   DROPKV_RETURN_IF_ERROR(CheckKvView(kv));
-  if (kv.kv_heads == shape.kv_heads && kv.tokens == shape.tokens && kv.key_dim == shape.key_dim &&
+  if (kv.kv_heads == shape.kv_heads && kv.tokens == ViewTokens(shape) && kv.key_dim == shape.key_dim &&
       kv.value_dim == shape.value_dim)
     return Status::Ok();
   const auto text = [](int32_t heads, int32_t tokens, int32_t key_dim, int32_t value_dim) {
@@ -30,7 +37,7 @@ Status CheckLayer(const EvictShape& shape, const LayerInput& layer) {
     return shape_text + std::to_string(value_dim) + "]";
   };
   return InvalidArgument("layer.kv: expected the plan's shape [Hkv, n, d, dv] = " +
-                         text(shape.kv_heads, shape.tokens, shape.key_dim, shape.value_dim) + ", got " +
+                         text(shape.kv_heads, ViewTokens(shape), shape.key_dim, shape.value_dim) + ", got " +
                          text(kv.kv_heads, kv.tokens, kv.key_dim, kv.value_dim));
 }
 

@@ -24,6 +24,9 @@ std::string Got(int64_t value);
 // A shape that the kernels take.
 Status CheckShape(const EvictShape& shape);
 
+// Tokens of a view: the prompt's and those behind it.
+inline int32_t ViewTokens(const EvictShape& shape) { return shape.tokens + shape.generated; }
+
 // The layer's keys and values have the batch's shape.
 Status CheckLayer(const EvictShape& shape, const LayerInput& layer);
 

@@ -41,7 +41,8 @@ KeepList RunReference(const Plan& plan, std::span<const LayerInput> layers, cons
   std::vector<int32_t> positions;
   for (int32_t layer = 0; layer < shape.layers; ++layer) {
     const LayerInput& in = layers[layer];
-    const reference::Scores scores = reference::Score(in.kv, in.rows, in.attention, plan.policy, in.layer_index);
+    const reference::Scores scores =
+        reference::Score(in.kv, in.rows, in.attention, plan.policy, in.layer_index, shape.generated);
     if (plan.policy.needs_queries() || certificate) report.skipped_rows += SkippedRows(in.rows, shape.key_dim);
     CountFlags(scores.flags, report);
     std::vector<double> pooled;
@@ -54,7 +55,7 @@ KeepList RunReference(const Plan& plan, std::span<const LayerInput> layers, cons
     CopyTo(scores.raw, output.raw_scores, first);
     CopyTo(pooled, output.scores, first);
     const KeepList keep = reference::Select(plan.policy, plan.budget, shape.kv_heads, shape.tokens, scores.raw.data(),
-                                            pooled.data(), scores.flags.data());
+                                            pooled.data(), scores.flags.data(), shape.generated);
     for (int32_t head = 0; head < shape.kv_heads; ++head) {
       const auto list = keep.head(0, head);
       positions.insert(positions.end(), list.begin(), list.end());

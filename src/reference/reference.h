@@ -32,11 +32,12 @@ struct Scores {
 };
 
 // Raw scores of one layer, exact mode. `rows` is read where the policy needs queries. layer_index: random policy only.
+// generated: that many last tokens of `kv` are no candidates; n is the number of the others.
 Scores Score(const KvView& kv, const ObservationRows& rows, const AttentionSpec& spec, const Policy& policy,
-             int32_t layer_index);
+             int32_t layer_index, int32_t generated = 0);
 
 // The authors' published float32 arithmetic (algorithm.md section 3, `compat`): W = (p / (1 - p + 1e-6))^2, expanded
-// form. [Hkv, n]; may be negative.
+// form. [Hkv, n]; may be negative. Every row counts 1: weights are not part of what was published.
 std::vector<float> CompatScore(const KvView& kv, const ObservationRows& rows, const AttentionSpec& spec);
 
 // Pools one head's n raw scores (algorithm.md section 4.1); non-finite ones count 0. window: used by past_only, which
@@ -45,12 +46,13 @@ std::vector<double> Pool(const double* raw, int32_t n, const Pooling& pool, int3
 
 // Keep lists of one layer (algorithm.md sections 4.2 to 4.5 and "Adaptive head budgets"). raw, pooled, flags [Hkv, n].
 // Protected by index: the last `window` tokens and the first policy.sink. Flagged tokens stay inside the budget:
-// non-finite first, then dominant ones by raw score.
+// non-finite first, then dominant ones by raw score. Behind its budget every list ends with n .. n+generated-1.
 KeepList Select(const Policy& policy, const KeepCount& budget, int32_t kv_heads, int32_t n, const double* raw,
-                const double* pooled, const uint8_t* flags);
+                const double* pooled, const uint8_t* flags, int32_t generated = 0);
 
-// What the eviction did, over the rows that judge (algorithm.md section 6), list `layer` of `keep`. A sink logit stays
-// in both denominators. Where |a_i| is 0 the error is 0 if a'_i is too, else infinite.
+// What the eviction did, over the rows without NaN or Inf (algorithm.md section 6), list `layer` of `keep`, which names
+// all tokens of `kv` that stay. Weights play no part. A sink logit stays in both denominators. Where |a_i| is 0 the
+// error is 0 if a'_i is too, else infinite.
 struct Certificate {
   std::vector<double> output_error;  // [Hq] sqrt(mean_i (|a_i - a'_i| / |a_i|)^2)
   std::vector<double> evicted_mass;  // [Hq] mean_i sum of evicted p

@@ -133,6 +133,14 @@ Row SoftmaxRow(const Layer& layer, const ObservationRows& rows, const AttentionS
   return SoftmaxRow(layer, q, query_head, query_head / group, rows.visible[row], spec);
 }
 
+double RowWeight(const ObservationRows& rows, int32_t row) { return rows.weights == nullptr ? 1.0 : rows.weights[row]; }
+
+double RowWeightSum(const ObservationRows& rows) {
+  double sum = 0.0;
+  for (int32_t i = 0; i < rows.rows; ++i) sum += RowWeight(rows, i);
+  return sum;
+}
+
 double Dot(const double* a, const double* b, int32_t dim) {
   double sum = 0.0;
   for (int32_t c = 0; c < dim; ++c) sum += a[c] * b[c];

@@ -57,6 +57,10 @@ Row SoftmaxRow(const Layer& layer, const float* q, int32_t query_head, int32_t k
 Row SoftmaxRow(const Layer& layer, const ObservationRows& rows, const AttentionSpec& spec, int32_t query_head,
                int32_t row);
 
+// How much row i counts, and the sum over all rows.
+double RowWeight(const ObservationRows& rows, int32_t row);
+double RowWeightSum(const ObservationRows& rows);
+
 double Dot(const double* a, const double* b, int32_t dim);
 double Distance(const double* a, const double* b, int32_t dim);  // |a - b|
 double Norm(const double* a, int32_t dim);

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -24,54 +25,63 @@ double DropKvPair(const Layer& layer, const Row& row, int32_t kv_head, int32_t t
   return loss * loss;
 }
 
-// Adds one query row to the raw scores of its KV head.
-void AddRow(const Layer& layer, const Row& row, int32_t kv_head, int32_t visible, Signal signal, double share,
-            double* raw, uint8_t* flags) {
-  for (int32_t j = 0; j < visible; ++j) {
+// Adds one query row to the raw scores of its KV head's first `seen` tokens.
+void AddRow(const Layer& layer, const Row& row, int32_t kv_head, int32_t seen, Signal signal, double share, double* raw,
+            uint8_t* flags) {
+  for (int32_t j = 0; j < seen; ++j) {
     if (!layer.takes_part(kv_head, j)) continue;
     raw[j] += share * (signal == Signal::kDropKv ? DropKvPair(layer, row, kv_head, j) : row.weight[j]);
     if (signal == Signal::kDropKv && j == row.top && row.top_rest <= kDominantRest) flags[j] |= kDominant;
   }
 }
 
-// Scores that look at queries. DropKV: the sum over rows, the mean over the group (algorithm.md section 3).
-// Attention: the mean over rows and group (SnapKV).
-Scores ScoreByRows(const KvView& kv, const ObservationRows& rows, const AttentionSpec& spec, Signal signal) {
+// A raw score as it is handed on, in float32: one beyond that is infinite.
+void Finish(bool takes_part, double& raw, uint8_t& flags) {
+  if (!takes_part) raw = std::numeric_limits<double>::quiet_NaN();
+  if (raw > std::numeric_limits<float>::max()) raw = std::numeric_limits<double>::infinity();
+  if (!std::isfinite(raw)) flags |= kNonFinite;
+}
+
+// Scores of the first n tokens that look at queries. DropKV: the sum over rows, times their weights, and the mean over
+// the group (algorithm.md section 3). Attention: the mean over rows, by their weights, and group (SnapKV).
+Scores ScoreByRows(const KvView& kv, const ObservationRows& rows, const AttentionSpec& spec, Signal signal, int32_t n) {
   const Layer layer = LoadLayer(kv);
-  const size_t count = static_cast<size_t>(kv.kv_heads) * kv.tokens;
+  const size_t count = static_cast<size_t>(kv.kv_heads) * n;
   Scores scores{std::vector<double>(count, 0.0), std::vector<uint8_t>(count, 0)};
   const int32_t group = rows.query_heads / kv.kv_heads;
-  const double share = signal == Signal::kDropKv ? 1.0 / group : 1.0 / (static_cast<double>(group) * rows.rows);
+  const double total = signal == Signal::kDropKv ? group : group * RowWeightSum(rows);
   for (int32_t h = 0; h < rows.query_heads; ++h) {
     const int32_t u = h / group;
-    const int64_t first = static_cast<int64_t>(u) * kv.tokens;
+    const int64_t first = static_cast<int64_t>(u) * n;
     for (int32_t i = 0; i < rows.rows; ++i) {
+      const double weight = RowWeight(rows, i);
       const Row row = SoftmaxRow(layer, rows, spec, h, i);
-      if (row.skipped) continue;
-      AddRow(layer, row, u, rows.visible[i], signal, share, scores.raw.data() + first, scores.flags.data() + first);
+      if (row.skipped || weight == 0.0) continue;
+      AddRow(layer, row, u, std::min(rows.visible[i], n), signal, weight / total, scores.raw.data() + first,
+             scores.flags.data() + first);
     }
   }
-  for (size_t j = 0; j < count; ++j) {
-    if (layer.finite[j] == 0) scores.raw[j] = std::numeric_limits<double>::quiet_NaN();
-    // Scores are handed on as float32: one beyond it is infinite there.
-    if (scores.raw[j] > std::numeric_limits<float>::max()) scores.raw[j] = std::numeric_limits<double>::infinity();
-    if (!std::isfinite(scores.raw[j])) scores.flags[j] |= kNonFinite;
-  }
+  for (int32_t u = 0; u < kv.kv_heads; ++u)
+    for (int32_t j = 0; j < n; ++j) {
+      const size_t at = static_cast<size_t>(u) * n + j;
+      Finish(layer.takes_part(u, j), scores.raw[at], scores.flags[at]);
+    }
   return scores;
 }
 
 }  // namespace
 
 Scores Score(const KvView& kv, const ObservationRows& rows, const AttentionSpec& spec, const Policy& policy,
-             int32_t layer_index) {
-  if (policy.needs_queries()) return ScoreByRows(kv, rows, spec, policy.signal);
-  const size_t count = static_cast<size_t>(kv.kv_heads) * kv.tokens;
+             int32_t layer_index, int32_t generated) {
+  const int32_t n = kv.tokens - generated;
+  if (policy.needs_queries()) return ScoreByRows(kv, rows, spec, policy.signal, n);
+  const size_t count = static_cast<size_t>(kv.kv_heads) * n;
   Scores scores{std::vector<double>(count, 0.0), std::vector<uint8_t>(count, 0)};
   if (policy.signal == Signal::kFull) return scores;
   for (int32_t u = 0; u < kv.kv_heads; ++u)
-    for (int32_t j = 0; j < kv.tokens; ++j) {
+    for (int32_t j = 0; j < n; ++j) {
       const bool recency = policy.signal == Signal::kRecency;
-      scores.raw[static_cast<size_t>(u) * kv.tokens + j] = recency ? j : RandomScore(policy.seed, layer_index, u, j);
+      scores.raw[static_cast<size_t>(u) * n + j] = recency ? j : RandomScore(policy.seed, layer_index, u, j);
     }
   return scores;
 }

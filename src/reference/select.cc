@@ -100,9 +100,10 @@ std::vector<int32_t> Counts(const Policy& policy, const HeadLists& heads, const 
 }  // namespace
 
 KeepList Select(const Policy& policy, const KeepCount& budget, int32_t kv_heads, int32_t n, const double* raw,
-                const double* pooled, const uint8_t* flags) {
+                const double* pooled, const uint8_t* flags, int32_t generated) {
   const int32_t smallest = policy.window + policy.sink;
-  if (policy.signal == Signal::kFull || budget.keep >= n || n <= smallest) return KeepList::All(1, kv_heads, n);
+  if (policy.signal == Signal::kFull || budget.keep >= n || n <= smallest)
+    return KeepList::All(1, kv_heads, n + generated);
   const Layout layout{kv_heads, n, policy.window, policy.sink, budget.keep - smallest};
   const HeadLists heads = SortedCandidates(layout, raw, pooled, flags);
   const std::vector<int32_t> counts = Counts(policy, heads, layout, budget.keep);
@@ -115,6 +116,7 @@ KeepList Select(const Policy& policy, const KeepCount& budget, int32_t kv_heads,
       if (layout.is_protected(j)) positions.push_back(j);
     for (int32_t i = 0; i < counts[u]; ++i) positions.push_back(heads[u][i].token);
     std::sort(positions.begin() + first, positions.end());
+    for (int32_t j = n; j < n + generated; ++j) positions.push_back(j);
     offsets.push_back(static_cast<int64_t>(positions.size()));
   }
   return {1, kv_heads, std::move(offsets), std::move(positions)};

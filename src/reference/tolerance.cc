@@ -24,11 +24,11 @@ Magnitudes RowMagnitudes(const Layer& layer, const ObservationRows& rows, const 
   return m;
 }
 
-// Adds the bound of one row's pairs to `raw` [n], times `share`.
-void AddPairs(const Layer& layer, const Row& row, const Magnitudes& m, int32_t u, int32_t visible, int32_t pairs,
+// Adds the bound of one row's pairs with the first `seen` tokens to `raw` [n], times `share`.
+void AddPairs(const Layer& layer, const Row& row, const Magnitudes& m, int32_t u, int32_t seen, int32_t pairs,
               const Policy& policy, double share, double* raw) {
   const double out_norm = Norm(row.out.data(), layer.value_dim);
-  for (int32_t j = 0; j < visible; ++j) {
+  for (int32_t j = 0; j < seen; ++j) {
     if (!layer.takes_part(u, j) || row.alone) continue;
     const double p = row.weight[j];
     if (policy.signal == Signal::kAttention) {
@@ -73,13 +73,15 @@ double PairTolerance(const Magnitudes& m, double weight, double rest, double dis
 }
 
 Tolerances LayerTolerances(const KvView& kv, const ObservationRows& rows, const AttentionSpec& spec,
-                           const Policy& policy) {
+                           const Policy& policy, int32_t generated) {
   const Layer layer = LoadLayer(kv);
+  const int32_t n = kv.tokens - generated;
   const int32_t group = rows.query_heads / kv.kv_heads;
-  const int32_t pairs = group * rows.rows;
-  const double share = policy.signal == Signal::kAttention ? 1.0 / pairs : 1.0 / group;
+  const double total = policy.signal == Signal::kAttention ? group * RowWeightSum(rows) : group;
+  // A weight is one more product of a pair's chain, and its share of their sum two roundings.
+  const int32_t pairs = group * rows.rows + (rows.weights != nullptr ? 3 : 0);
   Tolerances bounds;
-  bounds.raw.assign(static_cast<size_t>(kv.kv_heads) * kv.tokens, 0.0);
+  bounds.raw.assign(static_cast<size_t>(kv.kv_heads) * n, 0.0);
   for (int32_t h = 0; h < rows.query_heads; ++h) {
     const int32_t u = h / group;
     for (int32_t i = 0; i < rows.rows; ++i) {
@@ -88,8 +90,8 @@ Tolerances LayerTolerances(const KvView& kv, const ObservationRows& rows, const 
       bounds.out.push_back(row.skipped ? 0.0 : OutTolerance(m));
       bounds.lse.push_back(row.skipped ? 0.0 : LseTolerance(m));
       if (row.skipped || !policy.needs_queries()) continue;
-      AddPairs(layer, row, m, u, rows.visible[i], pairs, policy, share,
-               bounds.raw.data() + static_cast<size_t>(u) * kv.tokens);
+      AddPairs(layer, row, m, u, std::min(rows.visible[i], n), pairs, policy, RowWeight(rows, i) / total,
+               bounds.raw.data() + static_cast<size_t>(u) * n);
     }
   }
   return bounds;

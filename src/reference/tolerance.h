@@ -17,7 +17,8 @@
 //     p > 1/2: c = p^2 |v - a_without|^2, where a_without is a softmax output like any other; nothing is divided by
 //       1-p, so the bound holds up to p = 1.
 //
-// Not covered: values beyond float32, and intermediate results that a kernel keeps in fewer bits than float32.
+// Not covered: values beyond float32, intermediate results that a kernel keeps in fewer bits than float32, and row
+// weights so small that a product with them is subnormal.
 #pragma once
 
 #include <algorithm>
@@ -87,12 +88,12 @@ double PairTolerance(const Magnitudes& m, double weight, double rest, double dis
 struct Tolerances {
   std::vector<double> out;  // [Hq, w] allowed error of every element of that row's output
   std::vector<double> lse;  // [Hq, w]
-  std::vector<double> raw;  // [Hkv, n]; 0 for tokens that take no part and for policies without queries
+  std::vector<double> raw;  // [Hkv, n] of the candidates; 0 for those that take no part and where no query is read
 };
 
 // Computed in float64 from the inputs. `policy` says which score `raw` bounds; the pooled score's bound is the pooled
-// bound (pooling is linear or a maximum) plus Gamma(before + after + 2) of the pooled value.
+// bound (pooling is linear or a maximum) plus Gamma(before + after + 2) of the pooled value. generated: as in Score.
 Tolerances LayerTolerances(const KvView& kv, const ObservationRows& rows, const AttentionSpec& spec,
-                           const Policy& policy);
+                           const Policy& policy, int32_t generated = 0);
 
 }  // namespace dropkv::reference

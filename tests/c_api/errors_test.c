@@ -16,7 +16,7 @@ static dropkv_decode* decode;
 
 static dropkv_policy policy = {.struct_size = sizeof policy};
 static const dropkv_budget budget = {.struct_size = sizeof budget, .tokens = 16};
-static const dropkv_shape shape = {sizeof shape, 1, 1, 1, kTokens, kDim, kDim};
+static const dropkv_shape shape = {sizeof shape, 1, 1, 1, kTokens, kDim, kDim, 0, 0};
 static dropkv_layer layer = {.struct_size = sizeof layer};
 static dropkv_plan_info info = {.struct_size = sizeof info};
 static void* workspace;

@@ -205,7 +205,7 @@ int main(void) {
   const dropkv_engine_options options = {.struct_size = sizeof options, .threads = 2};
   dropkv_policy policy = {.struct_size = sizeof policy};
   const dropkv_budget budget = {.struct_size = sizeof budget, .tokens = kKeep};
-  const dropkv_shape shape = {sizeof shape, 1, kQueryHeads, kKvHeads, kTokens, kDim, kValueDim};
+  const dropkv_shape shape = {sizeof shape, 1, kQueryHeads, kKvHeads, kTokens, kDim, kValueDim, 0, 0};
   dropkv_plan_info info = {.struct_size = sizeof info};
   REQUIRE_OK(dropkv_engine_create(&options, &engine));
   REQUIRE_OK(dropkv_policy_find("dropkv", &policy));

@@ -20,7 +20,7 @@ int main(void) {
   dropkv_plan_info info = {.struct_size = sizeof info};
   dropkv_keep_view view = {.struct_size = sizeof view};
   const dropkv_budget budget = {.struct_size = sizeof budget, .fraction = 0.25};
-  const dropkv_shape shape = {sizeof shape, 1, 1, 1, TOKENS, DIM, DIM};
+  const dropkv_shape shape = {sizeof shape, 1, 1, 1, TOKENS, DIM, DIM, 0, 0};
   dropkv_layer layer = {.struct_size = sizeof layer};
   layer.kv.kv_heads = 1;
   layer.kv.tokens = TOKENS;
