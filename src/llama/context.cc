@@ -42,12 +42,14 @@ Context::Context(Context&&) noexcept = default;
 Context& Context::operator=(Context&&) noexcept = default;
 Context::~Context() = default;
 
+int32_t Context::MaxSequences() { return static_cast<int32_t>(llama_max_parallel_sequences()); }
+
 Result<Context> Context::Create(const Model& model, const ContextOptions& options) {
   llama_context_params params = llama_context_default_params();
   params.n_ctx = options.cells;
   params.n_batch = options.ubatch;
   params.n_ubatch = options.ubatch;
-  params.n_seq_max = options.two_sequences ? 2 : 1;
+  params.n_seq_max = std::max(options.sequences, options.two_sequences ? 2 : 1);
   params.kv_unified = true;
   const int32_t cores = std::max(1U, std::thread::hardware_concurrency());
   params.n_threads = options.threads > 0 ? options.threads : cores;
@@ -80,44 +82,58 @@ Result<Context> Context::Create(const Model& model, const ContextOptions& option
 }
 
 Status Context::Decode(std::span<const Token> tokens, int32_t position, const std::function<void(int32_t)>& progress) {
-  const int32_t most = options_.ubatch;
-  const std::unique_ptr<llama_batch, BatchDeleter> batch(new llama_batch(llama_batch_init(most, 0, 1)));
   const auto total = static_cast<int32_t>(tokens.size());
+  std::vector<BatchRow> rows;
   for (int32_t done = 0; done < total;) {
-    const int32_t count = std::min(most, total - done);
-    batch->n_tokens = count;
-    for (int32_t i = 0; i < count; ++i) {
-      batch->token[i] = tokens[done + i];
-      batch->pos[i] = position + done + i;
-      batch->n_seq_id[i] = 1;
-      batch->seq_id[i][0] = 0;
-      batch->logits[i] = done + i + 1 == total ? 1 : 0;
-    }
-    const int32_t code = llama_decode(get(), *batch);
-    llama_synchronize(get());
-    if (code == 2 || (options_.cancel != nullptr && options_.cancel->load()))
-      return {Code::kCancelled, "stopped on request"};
-    if (code == 1)
-      return {Code::kFailedPrecondition, "the context of " + std::to_string(cells()) + " tokens is full at position " +
-                                             std::to_string(position + done)};
-    if (code != 0)
-      return {Code::kInternal, "libllama's decode failed with " + std::to_string(code) + " at position " +
-                                   std::to_string(position + done) + ": " + TakeLogError()};
+    const int32_t count = std::min(options_.ubatch, total - done);
+    rows.clear();
+    for (int32_t i = done; i < done + count; ++i) rows.push_back({0, tokens[i], position + i, i + 1 == total});
+    DROPKV_RETURN_IF_ERROR(DecodeRows(rows));
     done += count;
     if (progress) progress(done);
   }
   return Status::Ok();
 }
 
+Status Context::DecodeRows(std::span<const BatchRow> rows) {
+  const auto count = static_cast<int32_t>(rows.size());
+  const std::unique_ptr<llama_batch, BatchDeleter> batch(new llama_batch(llama_batch_init(count, 0, 1)));
+  batch->n_tokens = count;
+  for (int32_t i = 0; i < count; ++i) {
+    batch->token[i] = rows[i].token;
+    batch->pos[i] = rows[i].position;
+    batch->n_seq_id[i] = 1;
+    batch->seq_id[i][0] = rows[i].sequence;
+    batch->logits[i] = rows[i].logits ? 1 : 0;
+  }
+  const int32_t code = llama_decode(get(), *batch);
+  llama_synchronize(get());
+  if (code == 2 || (options_.cancel != nullptr && options_.cancel->load()))
+    return {Code::kCancelled, "stopped on request"};
+  const std::string position = " at position " + std::to_string(rows.empty() ? 0 : rows.front().position);
+  if (code == 1)
+    return {Code::kFailedPrecondition, "the context of " + std::to_string(cells()) + " tokens is full" + position};
+  if (code == 0) return Status::Ok();
+  return {Code::kInternal, "libllama's decode failed with " + std::to_string(code) + position + ": " + TakeLogError()};
+}
+
 std::span<const float> Context::logits() const {
   return {llama_get_logits_ith(get(), -1), static_cast<size_t>(vocab_size_)};
 }
 
-Status Context::Remove(int32_t from, int32_t to) {
-  if (llama_memory_seq_rm(llama_get_memory(get()), 0, from, to)) return Status::Ok();
+std::span<const float> Context::logits(int32_t row) const {
+  return {llama_get_logits_ith(get(), row), static_cast<size_t>(vocab_size_)};
+}
+
+Status Context::Remove(int32_t from, int32_t to, int32_t sequence) {
+  if (llama_memory_seq_rm(llama_get_memory(get()), sequence, from, to)) return Status::Ok();
   return {Code::kInternal,
           "libllama refused to remove positions " + std::to_string(from) + " to " + std::to_string(to)};
 }
+
+void Context::Clear() { llama_memory_clear(llama_get_memory(get()), false); }
+
+void Context::Share(int32_t from, int32_t to) { llama_memory_seq_cp(llama_get_memory(get()), from, to, -1, -1); }
 
 Result<std::vector<uint8_t>> Context::State(int32_t from, int32_t end, bool window_only) {
   const llama_state_seq_flags flags = window_only ? LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY : 0;
@@ -134,9 +150,9 @@ Result<std::vector<uint8_t>> Context::State(int32_t from, int32_t end, bool wind
   return state;
 }
 
-Status Context::SetState(std::span<const uint8_t> state, bool window_only) {
+Status Context::SetState(std::span<const uint8_t> state, bool window_only, int32_t sequence) {
   const llama_state_seq_flags flags = window_only ? LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY : 0;
-  if (llama_state_seq_set_data_ext(get(), state.data(), state.size(), 0, flags) == 0)
+  if (llama_state_seq_set_data_ext(get(), state.data(), state.size(), sequence, flags) == 0)
     return {Code::kInternal, "libllama refused the sequence state: " + TakeLogError()};
   return Status::Ok();
 }

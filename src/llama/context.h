@@ -1,4 +1,4 @@
-// A llama_context with one sequence: decode, logits, sequence state.
+// A llama_context: decode, logits, sequence state. Most have one sequence, number 0.
 #pragma once
 
 #include <atomic>
@@ -24,13 +24,25 @@ struct ContextOptions {
   int32_t threads = 0;  // 0: one per core
   bool flash_attention = true;
   DType kv_type = DType::kF16;
+  int32_t sequences = 1;                      // over the same cells
   bool two_sequences = false;                 // room for a second sequence id over the same cells
   Tap* tap = nullptr;                         // watches every graph; must outlive the context
   const std::atomic<bool>* cancel = nullptr;  // set to true: the running decode stops with kCancelled
 };
 
+// A token of one of several sequences.
+struct BatchRow {
+  int32_t sequence = 0;
+  Token token = 0;
+  int32_t position = 0;
+  bool logits = true;  // wanted
+};
+
 class Context {
  public:
+  // libllama's limit on sequences of a context.
+  static int32_t MaxSequences();
+
   static Result<Context> Create(const Model& model, const ContextOptions& options);
 
   Context(Context&&) noexcept;
@@ -41,15 +53,25 @@ class Context {
   // gets the number of tokens done. The logits of the last token are kept.
   Status Decode(std::span<const Token> tokens, int32_t position, const std::function<void(int32_t)>& progress = {});
 
+  // Decodes rows of any sequences, at most `ubatch`, in one piece that keeps their order. Those of one sequence have
+  // ascending positions and go on where it ends; one without cells may begin anywhere.
+  Status DecodeRows(std::span<const BatchRow> rows);
+
   // [vocab_size] of the last token decoded; valid until the next Decode.
   std::span<const float> logits() const;
+  // The same of row `row` of the last DecodeRows, whose logits were wanted.
+  std::span<const float> logits(int32_t row) const;
 
-  // Removes positions [from, to) of sequence 0; to < 0: all from `from` on.
-  Status Remove(int32_t from, int32_t to);
+  // Removes positions [from, to) of a sequence; to < 0: all from `from` on.
+  Status Remove(int32_t from, int32_t to, int32_t sequence = 0);
+  // Removes everything.
+  void Clear();
+  // Sequence `to` gets the cells of sequence `from`: both share them.
+  void Share(int32_t from, int32_t to);
 
   // The state of positions [from, end) of sequence 0 as bytes; `window_only`: that of the sliding-window cache alone.
   Result<std::vector<uint8_t>> State(int32_t from, int32_t end, bool window_only);
-  Status SetState(std::span<const uint8_t> state, bool window_only);
+  Status SetState(std::span<const uint8_t> state, bool window_only, int32_t sequence = 0);
 
   int32_t cells() const;
   llama_context* get() const { return context_.get(); }

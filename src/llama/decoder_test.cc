@@ -8,9 +8,9 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <random>
 
 #include "core/parallel.h"
+#include "llama/decoder_test_case.h"
 #include "llama/prefill.h"
 #include "support/reference_model.h"
 #include "support/tiny_model.h"
@@ -22,53 +22,6 @@ using testing::ReferenceModel;
 using testing::TinyArch;
 using testing::TinyConfig;
 using testing::TinyModel;
-
-constexpr int32_t kPrompt = 150;
-constexpr int32_t kWindow = 8;
-
-struct Case {
-  const char* name;
-  TinyConfig config;
-};
-
-void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
-
-const Case kCases[] = {
-    {"llama", {.arch = TinyArch::kLlama}},
-    {"llama_groups_of_three", {.arch = TinyArch::kLlama, .heads = 6, .kv_heads = 2, .head_dim = 16, .embedding = 64}},
-    {"llama_groups_of_seven",
-     {.arch = TinyArch::kLlama, .heads = 7, .kv_heads = 1, .head_dim = 64, .embedding = 64, .seed = 6}},
-    {"llama_head_of_80", {.arch = TinyArch::kLlama, .heads = 4, .kv_heads = 2, .head_dim = 80, .seed = 7}},
-    {"qwen2", {.arch = TinyArch::kQwen2, .seed = 2}},
-    {"qwen3", {.arch = TinyArch::kQwen3, .seed = 3}},
-    {"gemma3", {.arch = TinyArch::kGemma3, .layers = 4, .sliding_window = 24, .seed = 4}},
-};
-
-std::vector<Token> RandomTokens(int32_t count, uint32_t seed) {
-  std::mt19937 generator(seed);
-  std::vector<Token> tokens(count);
-  for (Token& token : tokens) token = testing::kFirstByteToken + static_cast<Token>(generator() % 300);
-  return tokens;
-}
-
-// Lists that hold the window and a random choice of the past: all of `shortest` to `longest` tokens.
-KeepList RandomKeep(int32_t layers, int32_t heads, int32_t n, int32_t shortest, int32_t longest, uint32_t seed) {
-  std::mt19937 generator(seed);
-  std::vector<int64_t> offsets = {0};
-  std::vector<int32_t> positions;
-  for (int32_t list = 0; list < layers * heads; ++list) {
-    std::vector<int32_t> past(n - kWindow);
-    for (int32_t i = 0; i < n - kWindow; ++i) past[i] = i;
-    std::shuffle(past.begin(), past.end(), generator);
-    const auto span = static_cast<uint32_t>(longest - shortest + 1);
-    past.resize(shortest + static_cast<int32_t>(generator() % span) - kWindow);
-    std::sort(past.begin(), past.end());
-    for (int32_t i = n - kWindow; i < n; ++i) past.push_back(i);
-    positions.insert(positions.end(), past.begin(), past.end());
-    offsets.push_back(static_cast<int64_t>(positions.size()));
-  }
-  return {layers, heads, std::move(offsets), std::move(positions)};
-}
 
 // As a share of the largest logit, for our own attention: with an f32 cache and no flash attention only float32 sums
 // differ; with either, the native prefill rounds queries and weights to f16. gemma3's GELU is a table of f16 values in
@@ -298,7 +251,7 @@ TEST_P(DecoderTest, SelfTestPassesOnEveryRoute) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, DecoderTest, ::testing::ValuesIn(kCases),
+INSTANTIATE_TEST_SUITE_P(Models, DecoderTest, ::testing::ValuesIn(Cases()),
                          [](const ::testing::TestParamInfo<Case>& info) { return info.param.name; });
 
 }  // namespace

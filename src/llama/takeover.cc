@@ -4,9 +4,9 @@
 #include <ggml.h>
 
 #include <cstring>
+#include <string>
 #include <thread>
-
-#include "llama/attend_rows.h"
+#include <utility>
 
 namespace dropkv::llama {
 namespace {
@@ -27,28 +27,29 @@ void MakeCustom(ggml_tensor* node, ggml_custom_op_t function, void* user_data) {
 }  // namespace
 
 Status Takeover::AddLayer(int32_t number, const LayerInfo& prefill, RaggedCache cache) {
-  Result<RaggedDecode> decode = RaggedDecode::Create(prefill.kv_heads, prefill.query_heads / prefill.kv_heads,
-                                                     prefill.key_dim, prefill.value_dim);
-  if (!decode.ok()) return decode.status();
-  auto layer = std::make_unique<Layer>(std::move(cache), std::move(*decode));
-  layer->owner = this;
-  layer->number = number;
-  layer->sinks = prefill.sinks;
-  layer->attention = {prefill.scale, prefill.soft_cap, layer->sinks.empty() ? nullptr : layer->sinks.data()};
-  // Without flash attention the node that shows the value size comes after the first query that needs it.
-  tap_->layers()[number].value_dim = prefill.value_dim;
-  layers_[number] = std::move(layer);
+  std::unique_ptr<Layer>& layer = layers_[number];
+  if (layer == nullptr) {
+    layer = std::make_unique<Layer>();
+    layer->owner = this;
+    layer->number = number;
+    layer->sinks = prefill.sinks;
+    layer->attention = {prefill.scale, prefill.soft_cap, layer->sinks.empty() ? nullptr : layer->sinks.data()};
+    // Without flash attention the node that shows the value size comes after the first query that needs it.
+    tap_->layers()[number].value_dim = prefill.value_dim;
+  }
+  layer->caches.push_back(std::move(cache));
   return Status::Ok();
 }
 
-Status Takeover::Truncate(int32_t count) {
-  for (auto& [number, layer] : layers_) DROPKV_RETURN_IF_ERROR(layer->cache.Truncate(count));
+Status Takeover::Truncate(int32_t count, int32_t sequence) {
+  for (auto& [number, layer] : layers_) DROPKV_RETURN_IF_ERROR(layer->caches[sequence].Truncate(count));
   return Status::Ok();
 }
 
 int64_t Takeover::used_bytes() const {
   int64_t bytes = 0;
-  for (const auto& [number, layer] : layers_) bytes += layer->cache.used_bytes();
+  for (const auto& [number, layer] : layers_)
+    for (const RaggedCache& cache : layer->caches) bytes += cache.used_bytes();
   return bytes;
 }
 
@@ -56,11 +57,10 @@ int64_t Takeover::used_bytes() const {
 bool Takeover::Replace(int32_t number, ggml_tensor* node) {
   Layer& layer = *layers_.at(number);
   const bool replaced = node->op == GGML_OP_CUSTOM;
-  const bool one_token = node->ne[2] == 1;
   const bool on_host =
       node->buffer != nullptr && ggml_backend_buffer_is_host(node->buffer) && tap_->layers().at(number).on_host();
   any_on_host_ = any_on_host_ || on_host;
-  if (replace_ && one_token && on_host) {
+  if (replace_ && on_host) {
     if (!replaced) {
       const auto* params = reinterpret_cast<const char*>(node->op_params);
       layer.original_params.assign(params, params + sizeof(node->op_params));
@@ -75,13 +75,27 @@ bool Takeover::Replace(int32_t number, ggml_tensor* node) {
   return false;
 }
 
+Status Takeover::FindCaches(size_t tokens, Layer* layer) const {
+  if (!sequences_.empty() && sequences_.size() != tokens)
+    return {Code::kInternal, "libllama cut a call of " + std::to_string(sequences_.size()) + " tokens: a piece has " +
+                                 std::to_string(tokens)};
+  layer->of_row.clear();
+  for (size_t token = 0; token < tokens; ++token)
+    layer->of_row.push_back(&layer->caches[sequences_.empty() ? 0 : sequences_[token]]);
+  return Status::Ok();
+}
+
 void Takeover::Query(int32_t number, const ggml_tensor* q) {
   if (!status_.ok()) return;
   Layer& layer = *layers_.at(number);
+  const auto tokens = static_cast<size_t>(q->ne[1]);
   layer.query.clear();
   ReadQuery(q, &layer.query);
-  status_ = AttendRows(&tap_->layers().at(number), layer.attention, layer.query, &layer.cache, &layer.decode, pool_,
-                       &layer.output);
+  LayerInfo& info = tap_->layers().at(number);
+  layer.output.resize(tokens * info.query_heads * info.value_dim);
+  status_ = FindCaches(tokens, &layer);
+  if (!status_.ok()) return;
+  status_ = rows_.Run(&info, layer.attention, layer.query.data(), layer.of_row, layer.output.data(), pool_);
 }
 
 void Takeover::Output(int32_t number, ggml_tensor* out) {
@@ -91,17 +105,12 @@ void Takeover::Output(int32_t number, ggml_tensor* out) {
 }
 
 Status Takeover::BeginLayer(Layer* layer, ggml_tensor* node, int32_t workers) {
-  LayerInfo& info = tap_->layers().at(layer->number);
-  const Result<KvView> view = info.View(info.pending);
-  if (!view.ok()) return view.status();
-  DROPKV_RETURN_IF_ERROR(layer->cache.Append(*view, 0));
   const ggml_tensor* q = node->src[0];
-  layer->query.resize(q->ne[0] * q->ne[2]);
-  for (int64_t head = 0; head < q->ne[2]; ++head)
-    std::memcpy(layer->query.data() + head * q->ne[0], static_cast<const char*>(q->data) + head * q->nb[2],
-                q->ne[0] * sizeof(float));
-  return layer->decode.Begin(layer->cache, layer->attention, layer->query.data(), static_cast<float*>(node->data),
-                             workers);
+  DROPKV_RETURN_IF_ERROR(FindCaches(q->ne[1], layer));
+  layer->query.clear();
+  ReadQuery(q, &layer->query);
+  return rows_.Begin(&tap_->layers().at(layer->number), layer->attention, layer->query.data(), layer->of_row,
+                     static_cast<float*>(node->data), workers);
 }
 
 // Runs on each of ggml's threads at the same time; thread 0 prepares the work, the others wait for it.
@@ -115,7 +124,7 @@ void Takeover::RunCustom(ggml_tensor* node, int thread, int threads, void* user_
     for (int spins = 0; layer->begun.load(std::memory_order_acquire) != owner->call_; ++spins)
       if (spins > 1000) std::this_thread::yield();
   }
-  if (owner->status_.ok()) layer->decode.Work(thread);
+  if (owner->status_.ok()) owner->rows_.Work(thread);
 }
 
 }  // namespace dropkv::llama
