@@ -91,6 +91,7 @@ Result<eval::RunRecord> MakeRecord(const EvalOptions& options, const llama::Mode
   record.kv_type = std::string(DTypeName(options.kv_type));
   record.flash_attention = options.flash_attention;
   record.threads = options.threads;
+  record.batch = options.batch;
   record.seed = options.seed;
   record.samples = options.samples;
   for (const eval::Item& item : suite.items) {
@@ -128,6 +129,7 @@ eval::RunnerOptions MakeRunnerOptions(const EvalOptions& options) {
   runner.sample.threads = options.threads;
   runner.sample.ignore_end = options.ignore_eos;
   runner.sample.fidelity = options.fidelity;
+  runner.sample.batch = options.batch;
   runner.sample.stop = &StopFlag();
   runner.settings = options.settings;
   runner.budgets = options.budgets;
@@ -169,6 +171,7 @@ Status Eval(const std::vector<std::string>& arguments) {
   InstallStopHandler();
   const Result<llama::Model> model = llama::Model::Load(options.model, {.gpu_layers = options.gpu_layers});
   if (!model.ok()) return model.status();
+  if (options.batch == 0) options.batch = model->device() == "CPU" ? kCpuBatch : 1;
   if (options.suite == "longbench" && options.max_length == 0) {
     const int32_t context = options.context > 0 ? options.context : model->context_train();
     options.max_length = std::clamp(context - kLongBenchReserve, 1, kLongBenchLength);

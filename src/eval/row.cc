@@ -65,6 +65,7 @@ void VisitRun(Visitor& visit, Record& run) {
   visit("kv_type", run.kv_type);
   visit("flash_attention", run.flash_attention);
   visit("threads", run.threads);
+  visit("batch", run.batch);
   visit("seed", run.seed);
   visit("samples", run.samples);
   visit("lengths", run.lengths);
@@ -81,7 +82,8 @@ class Writer {
   void operator()(const char* name, const T& value) {
     json_[name] = value;
   }
-  void operator()(const char* name, const std::optional<double>& value) {
+  template <typename T>
+  void operator()(const char* name, const std::optional<T>& value) {
     if (value) json_[name] = *value;
   }
   void operator()(const char* name, const std::vector<KeptTokens>& layers) {
@@ -167,7 +169,8 @@ class Reader {
     status_ =
         found == json_.end() ? InvalidArgument(fmt::format("field {} is missing", name)) : Read(name, *found, &value);
   }
-  void operator()(const char* name, std::optional<double>& value) {
+  template <typename T>
+  void operator()(const char* name, std::optional<T>& value) {
     if (json_.find(name) == json_.end()) return;
     (*this)(name, value.emplace());
   }

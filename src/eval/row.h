@@ -83,6 +83,7 @@ struct RunRecord {
   std::string kv_type;
   bool flash_attention = true;
   int32_t threads = 0;
+  std::optional<int32_t> batch;  // most keep lists that were decoded together; absent: by an earlier version, 1
   uint32_t seed = 0;
   int32_t samples = 0;  // a task
   std::vector<int32_t> lengths;

@@ -24,6 +24,7 @@ Row FilledRow() {
   row.budget = "2.5%";
   row.hidden = true;
   row.window = 8;
+  row.rows = "window:8+draft:8@10%";
   row.pool = "3,20";
   row.heads = "ada";
   row.decode = "native";
@@ -35,6 +36,7 @@ Row FilledRow() {
   row.kl = 0.0625;
   row.top1 = 0.875;
   row.prefill_s = 1.5;
+  row.draft_s = 0.375;
   row.score_s = 0.25;
   row.compact_s = 0.5;
   row.decode_s = 2.5;
@@ -59,6 +61,7 @@ RunRecord FilledRun() {
   run.kv_type = "f16";
   run.flash_attention = false;
   run.threads = 2;
+  run.batch = 16;
   run.seed = 4'000'000'000U;
   run.samples = 40;
   run.lengths = {4096, 8192};
@@ -80,10 +83,11 @@ TEST(Row, OneLineHoldsEveryField) {
   EXPECT_EQ(ToJsonLine(FilledRow()),
             R"({"suite":"ruler","task":"niah_single_2","category":"needle","id":"17","length":4096,)"
             R"("depths":[12.5,100.0],"prompt_hash":"00ff00ff00ff00ff","prompt_tokens":4001,)"
-            R"("setting":"dropkv w=8","policy":"dropkv","budget":"2.5%","hidden":true,"window":8,"pool":"3,20",)"
+            R"("setting":"dropkv w=8","policy":"dropkv","budget":"2.5%","hidden":true,"window":8,)"
+            R"("rows":"window:8+draft:8@10%","pool":"3,20",)"
             R"("heads":"ada","decode":"native","answer":"line one\nline \"two\"\té","answer_tokens":9,"score":0.75,)"
             R"("kept":[{"min":90,"mean":100.25,"max":110},{"min":100,"mean":100.0,"max":100}],"output_error":0.125,)"
-            R"("kl":0.0625,"top1":0.875,"prefill_s":1.5,"score_s":0.25,"compact_s":0.5,"decode_s":2.5,)"
+            R"("kl":0.0625,"top1":0.875,"prefill_s":1.5,"draft_s":0.375,"score_s":0.25,"compact_s":0.5,"decode_s":2.5,)"
             R"("warnings":["one","two"]})");
 }
 
@@ -192,7 +196,15 @@ TEST(RunRecord, ComesBackAsItWas) {
   EXPECT_EQ(back->model_bytes, 5'000'000'000);
   EXPECT_EQ(back->options, "--fidelity 32");
   EXPECT_EQ(back->seed, 4'000'000'000U);
+  EXPECT_EQ(back->batch, 16);
   EXPECT_EQ(back->questions, (std::vector<std::string>{"seen", "hidden"}));
+}
+
+TEST(RunRecord, OlderOnesHaveNoBatch) {
+  const Result<RunRecord> back = ParseRunRecord(Replaced(ToJson(FilledRun()), "  \"batch\": 16,\n", ""));
+  ASSERT_TRUE(back.ok()) << back.status().message();
+  EXPECT_FALSE(back->batch.has_value());
+  EXPECT_EQ(back->threads, 2);
 }
 
 TEST(RunRecord, ErrorsNameTheField) {

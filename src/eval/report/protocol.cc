@@ -192,6 +192,11 @@ std::string Cache(const RunRecord& run) {
   return fmt::format("{}, flash attention {}", run.kv_type, run.flash_attention ? "on" : "off");
 }
 
+// Of runs by an earlier version nothing is said.
+std::string Batch(const RunRecord& run) {
+  return run.batch ? fmt::format("up to {} keep lists", *run.batch) : std::string();
+}
+
 std::string File(const RunRecord& run) { return fmt::format("{}, {} bytes", run.model_file, Grouped(run.model_bytes)); }
 
 std::string Samples(const RunRecord& run) { return run.samples == 0 ? "all" : std::to_string(run.samples); }
@@ -208,6 +213,7 @@ Table ProtocolTable(const std::vector<RunRecord>& runs) {
       {"dropkv", Texts(runs, &RunRecord::dropkv_version)},
       {"machine", Texts(runs, &RunRecord::machine)},
       {"threads", Joined(Values(runs, [](const RunRecord& run) { return std::to_string(run.threads); }))},
+      {"decoded together", Texts(runs, Batch)},
       {"cache", Texts(runs, Cache)},
       {"question", Joined(Union(runs, &RunRecord::questions))},
       {"chat template", Texts(runs, &RunRecord::chat_template)},

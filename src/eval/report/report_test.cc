@@ -26,6 +26,7 @@ Results Small() {
   run.libllama = "b1";
   run.kv_type = "f16";
   run.threads = 2;
+  run.batch = 8;
   run.seed = 42;
   run.samples = 2;
   run.lengths = {4096};
@@ -45,6 +46,7 @@ TEST(MarkdownReport, Exact) {
 | sha256 | aa |
 | libllama | b1 |
 | threads | 2 |
+| decoded together | up to 8 keep lists |
 | cache | f16, flash attention on |
 | question | seen |
 | seed | 42 |

@@ -26,27 +26,22 @@ Token BestBeginning(const llama::Model& model, Token newline, std::span<const fl
 
 }  // namespace
 
-Result<Answer> DecodeGreedily(const llama::Model& model, const Sample& sample, bool ignore_end,
-                              std::span<const float> logits, int32_t position, llama::Decoder* decoder,
-                              const StepListener& listener) {
-  Answer answer;
-  Token newline = -1;
-  if (sample.stop_at_newline) {
-    const std::vector<Token> tokens = model.Tokenize("\n", false, false);
-    if (!tokens.empty()) newline = tokens.back();
-  }
-  for (;;) {
-    const bool first = answer.tokens.empty();
-    const Token token = first && newline >= 0 ? BestBeginning(model, newline, logits) : Best(logits);
-    if (listener) listener(answer.tokens.size(), logits, token);
-    if (token == newline || (model.IsEndOfGeneration(token) && !ignore_end)) return answer;
-    answer.tokens.push_back(token);
-    answer.text += model.Piece(token);
-    if (static_cast<int32_t>(answer.tokens.size()) >= sample.max_tokens) return answer;
-    DROPKV_RETURN_IF_ERROR(decoder->Feed(std::span(&token, 1), position));
-    ++position;
-    logits = decoder->logits();
-  }
+GreedyAnswer::GreedyAnswer(const llama::Model& model, const Sample& sample, bool ignore_end)
+    : model_(&model), max_tokens_(sample.max_tokens), ignore_end_(ignore_end) {
+  if (!sample.stop_at_newline) return;
+  const std::vector<Token> tokens = model.Tokenize("\n", false, false);
+  if (!tokens.empty()) newline_ = tokens.back();
+}
+
+Token GreedyAnswer::Take(std::span<const float> logits) {
+  const bool beginning = tokens_.empty() && newline_ >= 0;
+  const Token token = beginning ? BestBeginning(*model_, newline_, logits) : Best(logits);
+  done_ = token == newline_ || (model_->IsEndOfGeneration(token) && !ignore_end_);
+  if (done_) return token;
+  tokens_.push_back(token);
+  text_ += model_->Piece(token);
+  done_ = static_cast<int32_t>(tokens_.size()) >= max_tokens_;
+  return token;
 }
 
 }  // namespace dropkv::eval

@@ -1,29 +1,36 @@
 // The most likely token, one after the other, until the answer ends.
 #pragma once
 
-#include <functional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "eval/sample.h"
-#include "llama/decoder.h"
 #include "llama/model.h"
 
 namespace dropkv::eval {
 
-struct Answer {
-  std::vector<llama::Token> tokens;  // the one that ended it not included
-  std::string text;
+class GreedyAnswer {
+ public:
+  // Ends before an end-of-generation token (unless ignore_end), at sample.max_tokens, and where the sample says so at a
+  // newline, which is then never the first token.
+  GreedyAnswer(const llama::Model& model, const Sample& sample, bool ignore_end);
+
+  // The token that the logits choose, which is the answer's next one or ends it. Not to be called behind its end.
+  llama::Token Take(std::span<const float> logits);
+
+  bool done() const { return done_; }
+  const std::vector<llama::Token>& tokens() const { return tokens_; }  // the one that ended it not included
+  const std::string& text() const { return text_; }
+
+ private:
+  const llama::Model* model_;
+  int32_t max_tokens_;
+  bool ignore_end_;
+  llama::Token newline_ = -1;  // that ends it; -1: none does
+  bool done_ = false;
+  std::vector<llama::Token> tokens_;
+  std::string text_;
 };
-
-// Called with the number of tokens so far, the logits that choose the next one, and that one.
-using StepListener = std::function<void(size_t step, std::span<const float> logits, llama::Token next)>;
-
-// `logits` [vocab] give the first token, at `position`. Ends before an end-of-generation token (unless ignore_end), at
-// sample.max_tokens, and where the sample says so at a newline, which is then never the first token.
-Result<Answer> DecodeGreedily(const llama::Model& model, const Sample& sample, bool ignore_end,
-                              std::span<const float> logits, int32_t position, llama::Decoder* decoder,
-                              const StepListener& listener);
 
 }  // namespace dropkv::eval

@@ -116,11 +116,23 @@ Status Runner::RunUnit(const Unit& unit, ResultStore* store, RunProgress* progre
   }
   for (const Job* job : unit.jobs) {
     if (stopped()) return {Code::kCancelled, "stopped on request"};
-    const Result<Row> row = job->full() ? run.Full() : run.Evicted(*job);
-    if (!row.ok()) return Named(sample, row.status());
-    DROPKV_RETURN_IF_ERROR(store->Append(*row));
-    ++progress->job;
-    if (listener) listener(*progress);
+    std::vector<Row> rows;
+    if (job->full()) {
+      Result<Row> row = run.Full();
+      if (!row.ok()) return Named(sample, row.status());
+      rows.push_back(std::move(*row));
+    } else {
+      DROPKV_RETURN_IF_ERROR(Named(sample, run.Evict(*job)));
+      if (!run.full_batch() && job != unit.jobs.back()) continue;
+      Result<std::vector<Row>> decoded = run.Decode();
+      if (!decoded.ok()) return Named(sample, decoded.status());
+      rows = std::move(*decoded);
+    }
+    for (const Row& row : rows) {
+      DROPKV_RETURN_IF_ERROR(store->Append(row));
+      ++progress->job;
+      if (listener) listener(*progress);
+    }
   }
   return Status::Ok();
 }

@@ -83,6 +83,7 @@ TEST(Record, AFurtherRunMayAddToTheGrid) {
   now.samples = 5;
   now.data = "two.txt bb 2\nthree.txt cc 3";
   now.machine = "another";
+  now.batch = 4;  // the same rows but for near-ties
   now.started = "2000-01-02T00:00:00Z";
   const Result<RunRecord> merged = MergeRecords("folder", MakeRecord(), now);
   ASSERT_TRUE(merged.ok()) << merged.status().message();
@@ -92,6 +93,7 @@ TEST(Record, AFurtherRunMayAddToTheGrid) {
   EXPECT_EQ(merged->samples, 10);
   EXPECT_EQ(merged->data, "one.txt aa 1\ntwo.txt bb 2\nthree.txt cc 3");
   EXPECT_EQ(merged->machine, "another");
+  EXPECT_EQ(merged->batch, 4);
   EXPECT_EQ(merged->started, "2000-01-01T00:00:00Z");
 }
 

@@ -2,17 +2,17 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
+#include <memory>
 #include <utility>
 
 #include "core/clock.h"
 #include "eval/metrics/metrics.h"
-#include "eval/runner/greedy.h"
+#include "llama/decoder.h"
 #include "llama/evict.h"
 
 namespace dropkv::eval {
-
-using llama::Token;
 
 namespace {
 
@@ -43,7 +43,7 @@ llama::PrefillOptions MakePrefillOptions(const SampleOptions& options, Engine* e
 
 Status SampleRun::Prefill() {
   llama::PrefillOptions options = MakePrefillOptions(options_, engine_);
-  const auto answer = static_cast<int32_t>(is_text() ? prompt_->forced.size() : sample_->max_tokens);
+  const auto answer = static_cast<int32_t>(prompt_->forced.empty() ? sample_->max_tokens : prompt_->forced.size());
   options.reserve = static_cast<int32_t>(prompt_->after.size()) + answer + 1;
   options.cancel = &cancel_;
   options.progress = [this](int32_t /*done*/) {
@@ -52,8 +52,9 @@ Status SampleRun::Prefill() {
   Result<llama::Prefilled> prefilled = llama::Prefill(*model_, prompt_->tokens, options);
   if (!prefilled.ok()) return prefilled.status();
   prefilled_ = std::move(*prefilled);
-  // From here on a stop waits for the row.
+  // From here on a stop waits for the row, or for a batch's step.
   cancel_ = false;
+  course_ = {model_, sample_, prompt_, options_.ignore_end, options_.fidelity, prefilled_.size(), prefilled_.logits};
   return Status::Ok();
 }
 
@@ -72,106 +73,18 @@ Row SampleRun::EmptyRow() const {
   return row;
 }
 
-Status SampleRun::Begin(llama::Decoder* decoder, std::vector<float>* logits, int32_t* position) const {
-  *position = prefilled_.size();
-  *logits = prefilled_.logits;
-  if (prompt_->after.empty()) return Status::Ok();
-  DROPKV_RETURN_IF_ERROR(decoder->Feed(prompt_->after, *position));
-  *position += static_cast<int32_t>(prompt_->after.size());
-  logits->assign(decoder->logits().begin(), decoder->logits().end());
-  return Status::Ok();
-}
-
-Status SampleRun::Compare(size_t step, std::span<const float> logits, FidelityMean* mean) const {
-  const TokenFidelity token = CompareLogits(full_logits_[step], logits);
-  if (!std::isfinite(token.kl))
-    return {Code::kInternal, fmt::format("the divergence from the full cache is not finite at token {}", step)};
-  mean->Add(token);
-  return Status::Ok();
-}
-
-// Compares steps [from, to), each behind the full cache's own tokens.
-Status SampleRun::Force(size_t from, size_t to, llama::Decoder* decoder, FidelityMean* mean) const {
-  std::vector<float> logits;
-  int32_t position = 0;
-  DROPKV_RETURN_IF_ERROR(Begin(decoder, &logits, &position));
-  for (size_t step = 0; step < to; ++step) {
-    if (step > 0) {
-      DROPKV_RETURN_IF_ERROR(decoder->Feed(std::span(&forced_[step - 1], 1), position++));
-      logits.assign(decoder->logits().begin(), decoder->logits().end());
-    }
-    if (step >= from) DROPKV_RETURN_IF_ERROR(Compare(step, logits, mean));
+void SampleRun::FillIn(const Course& course, Row* row) const {
+  row->decode_s = course.seconds();
+  row->kl = course.fidelity().kl();
+  row->top1 = course.fidelity().top1();
+  if (course_.is_text()) {
+    row->answer_tokens = static_cast<int32_t>(prompt_->forced.size());
+    row->score = row->full() ? 1 : row->top1.value_or(0);
+    return;
   }
-  return Status::Ok();
-}
-
-// The answer, its score, and how far the distributions on the way are from the full cache's. As long as the answer is
-// the full cache's own, they come with it; behind the first other token that answer is forced.
-Status SampleRun::Answer(bool full, llama::Decoder* decoder, Row* row) {
-  std::vector<float> logits;
-  int32_t position = 0;
-  const auto start = Clock::now();
-  DROPKV_RETURN_IF_ERROR(Begin(decoder, &logits, &position));
-  FidelityMean mean;
-  Status compared;
-  bool on_path = true;
-  size_t next = first_compared();
-  const auto listener = [&](size_t step, std::span<const float> step_logits, Token token) {
-    if (full) {
-      const bool wanted = step >= first_compared() && step <= static_cast<size_t>(options_.fidelity);
-      if (options_.fidelity > 0 && wanted) full_logits_.emplace_back(step_logits.begin(), step_logits.end());
-      if (options_.fidelity > 0 && step < first_compared()) full_logits_.emplace_back();
-      return;
-    }
-    if (on_path && step == next && step < full_logits_.size() && compared.ok()) {
-      compared = Compare(step, step_logits, &mean);
-      ++next;
-    }
-    on_path = on_path && step < forced_.size() && forced_[step] == token;
-  };
-  Result<eval::Answer> answer =
-      DecodeGreedily(*model_, *sample_, options_.ignore_end, logits, position, decoder, listener);
-  if (!answer.ok()) return answer.status();
-  row->decode_s = SecondsSince(start);
-  DROPKV_RETURN_IF_ERROR(compared);
-  row->answer_tokens = static_cast<int32_t>(answer->tokens.size());
-  row->answer = std::move(answer->text);
+  row->answer_tokens = static_cast<int32_t>(course.answer().tokens().size());
+  row->answer = course.answer().text();
   row->score = ScoreAnswer(*sample_, row->answer);
-  if (full) {
-    forced_ = std::move(answer->tokens);
-    return Status::Ok();
-  }
-  if (next < full_logits_.size()) {
-    DROPKV_RETURN_IF_ERROR(decoder->Rewind());
-    DROPKV_RETURN_IF_ERROR(Force(next, full_logits_.size(), decoder, &mean));
-  }
-  row->kl = mean.kl();
-  row->top1 = mean.top1();
-  return Status::Ok();
-}
-
-Status SampleRun::FollowText(bool full, llama::Decoder* decoder, Row* row) {
-  const auto start = Clock::now();
-  const size_t steps = prompt_->forced.size() + 1;
-  if (!full) {
-    FidelityMean mean;
-    DROPKV_RETURN_IF_ERROR(Force(first_compared(), steps, decoder, &mean));
-    row->kl = mean.kl();
-    row->top1 = mean.top1();
-    row->score = mean.top1().value_or(0);
-  } else {
-    forced_ = prompt_->forced;
-    full_logits_.assign(1, {});
-    int32_t position = prefilled_.size();
-    for (const Token& token : forced_) {
-      DROPKV_RETURN_IF_ERROR(decoder->Feed(std::span(&token, 1), position++));
-      full_logits_.emplace_back(decoder->logits().begin(), decoder->logits().end());
-    }
-    row->score = 1;
-  }
-  row->decode_s = SecondsSince(start);
-  row->answer_tokens = static_cast<int32_t>(forced_.size());
-  return Status::Ok();
 }
 
 Result<Row> SampleRun::Full() {
@@ -184,8 +97,10 @@ Result<Row> SampleRun::Full() {
   row.kept.assign(prefilled_.layers.size(), {n, static_cast<double>(n), n});
   Result<std::unique_ptr<llama::Decoder>> decoder = llama::MakeFullDecoder(&prefilled_);
   if (!decoder.ok()) return decoder.status();
-  full_logits_.clear();
-  DROPKV_RETURN_IF_ERROR(is_text() ? FollowText(true, decoder->get(), &row) : Answer(true, decoder->get(), &row));
+  Course course(course_, nullptr);
+  DROPKV_RETURN_IF_ERROR(Follow(decoder->get(), &course));
+  FillIn(course, &row);
+  reference_ = course.TakeReference();
   row.decode = (*decoder)->name();
   DROPKV_RETURN_IF_ERROR((*decoder)->Rewind());
   return row;
@@ -209,26 +124,77 @@ Status SampleRun::Describe(const Job& job, const KeepList& keep, const EvictRepo
   return Status::Ok();
 }
 
-Result<Row> SampleRun::Evicted(const Job& job) {
-  const Result<llama::Evicted> evicted = llama::Evict(prefilled_, engine_, job.setting->recipe, job.budget);
+Status SampleRun::Evict(const Job& job) {
+  Result<llama::Evicted> evicted = llama::Evict(prefilled_, engine_, job.setting->recipe, job.budget);
   if (!evicted.ok()) return evicted.status();
   Row row = EmptyRow();
   DROPKV_RETURN_IF_ERROR(Describe(job, evicted->keep, evicted->report, &row));
   if (!std::isfinite(evicted->output_error))
-    return Status(Code::kInternal, fmt::format("{} at {}: the output error is not finite", job.name(), job.text));
+    return {Code::kInternal, fmt::format("{} at {}: the output error is not finite", job.name(), job.text)};
   row.output_error = evicted->output_error;
   row.score_s = evicted->score_seconds;
   row.warnings = Warnings(evicted->report, evicted->warnings);
+  pending_bytes_ += prefilled_.KvBytes(evicted->keep.total());
+  pending_.push_back({std::move(row), std::move(evicted->keep)});
+  return Status::Ok();
+}
+
+bool SampleRun::full_batch() const {
+  const int32_t most = std::min(options_.batch, llama::BatchDecoder::MaxSequences(*model_));
+  return static_cast<int32_t>(pending_.size()) >= most ||
+         pending_bytes_ >= std::max(kBatchBytes, prefilled_.KvBytesFull());
+}
+
+Result<std::vector<Row>> SampleRun::Decode() {
+  if (options_.batch > 1) {
+    DROPKV_RETURN_IF_ERROR(DecodeBatch());
+  } else {
+    for (Pending& pending : pending_) DROPKV_RETURN_IF_ERROR(DecodeAlone(&pending));
+  }
+  std::vector<Row> rows;
+  for (Pending& pending : pending_) rows.push_back(std::move(pending.row));
+  pending_.clear();
+  pending_bytes_ = 0;
+  return rows;
+}
+
+Status SampleRun::DecodeAlone(Pending* pending) {
   const auto start = Clock::now();
   const int32_t reserve = prefilled_.options.reserve;
-  Result<std::unique_ptr<llama::Decoder>> decoder = evicted->keep.uniform()
-                                                        ? MakeNativeDecoder(&prefilled_, evicted->keep, reserve)
-                                                        : MakeRaggedDecoder(&prefilled_, evicted->keep, reserve);
+  Result<std::unique_ptr<llama::Decoder>> decoder = pending->keep.uniform()
+                                                        ? MakeNativeDecoder(&prefilled_, pending->keep, reserve)
+                                                        : MakeRaggedDecoder(&prefilled_, pending->keep, reserve);
   if (!decoder.ok()) return decoder.status();
-  row.compact_s = SecondsSince(start);
-  DROPKV_RETURN_IF_ERROR(is_text() ? FollowText(false, decoder->get(), &row) : Answer(false, decoder->get(), &row));
-  row.decode = (*decoder)->name();
-  return row;
+  pending->row.compact_s = SecondsSince(start);
+  Course course(course_, &reference_);
+  DROPKV_RETURN_IF_ERROR(Follow(decoder->get(), &course));
+  FillIn(course, &pending->row);
+  pending->row.decode = (*decoder)->name();
+  return Status::Ok();
+}
+
+// A single list too: which rows are missing makes no difference to how they are decoded.
+Status SampleRun::DecodeBatch() {
+  if (pending_.empty()) return Status::Ok();
+  std::vector<const KeepList*> lists;
+  std::vector<Course> courses;
+  for (const Pending& pending : pending_) {
+    lists.push_back(&pending.keep);
+    courses.emplace_back(course_, &reference_);
+  }
+  const auto start = Clock::now();
+  const Result<std::unique_ptr<llama::BatchDecoder>> decoder =
+      llama::BatchDecoder::Create(&prefilled_, lists, prefilled_.options.reserve);
+  if (!decoder.ok()) return decoder.status();
+  const double each = SecondsSince(start) / static_cast<double>(pending_.size());
+  DROPKV_RETURN_IF_ERROR(FollowAll(decoder->get(), courses, options_.stop));
+  for (size_t i = 0; i < pending_.size(); ++i) {
+    Row& row = pending_[i].row;
+    row.compact_s = each;
+    row.decode = (*decoder)->name();
+    FillIn(courses[i], &row);
+  }
+  return Status::Ok();
 }
 
 }  // namespace dropkv::eval

@@ -1,19 +1,17 @@
-// One sample in one question mode: prefilled once, then answered from the full cache and from every evicted one.
+// One sample in one question mode: prefilled once, then answered from the full cache and from every evicted one, those
+// in batches.
 #pragma once
 
 #include <atomic>
-#include <memory>
-#include <optional>
-#include <string>
 #include <vector>
 
 #include "dropkv/engine.h"
+#include "dropkv/keep_list.h"
 #include "dropkv/status.h"
 #include "eval/row.h"
-#include "eval/runner/fidelity.h"
+#include "eval/runner/course.h"
 #include "eval/runner/grid.h"
 #include "eval/runner/prompt.h"
-#include "llama/decoder.h"
 #include "llama/model.h"
 #include "llama/prefill.h"
 
@@ -25,9 +23,13 @@ struct SampleOptions {
   bool flash_attention = true;
   int32_t threads = 0;
   bool ignore_end = false;
-  int32_t fidelity = 0;                     // most tokens of the full cache's answer that are forced; 0: not measured
-  const std::atomic<bool>* stop = nullptr;  // ends a prefill; rows are finished
+  int32_t fidelity = 0;  // most tokens of the full cache's answer that are forced; 0: not measured
+  int32_t batch = 1;     // most keep lists that are decoded together; 1: each by a decoder of its own
+  const std::atomic<bool>* stop = nullptr;  // ends a prefill and a batch; other rows are finished
 };
+
+// A batch takes no further keep list when its rows take so many bytes, or as many as the full cache if that is more.
+inline constexpr int64_t kBatchBytes = int64_t{1} << 30;
 
 llama::PrefillOptions MakePrefillOptions(const SampleOptions& options, Engine* engine);
 
@@ -40,25 +42,27 @@ class SampleRun {
 
   Status Prefill();
 
-  // The full cache's row; before every Evicted.
+  // The full cache's row; before every other one.
   Result<Row> Full();
-  Result<Row> Evicted(const Job& job);
+
+  // Evicts for a job, whose row comes with Decode.
+  Status Evict(const Job& job);
+  // Whether the batch of what was evicted is to be decoded before anything else is.
+  bool full_batch() const;
+  // The rows of what was evicted, in that order.
+  Result<std::vector<Row>> Decode();
 
  private:
+  struct Pending {
+    Row row;
+    KeepList keep;
+  };
+
   Row EmptyRow() const;
   Status Describe(const Job& job, const KeepList& keep, const EvictReport& report, Row* row) const;
-
-  // Feeds what follows the prompt; *logits then give the first token of the answer, at *position.
-  Status Begin(llama::Decoder* decoder, std::vector<float>* logits, int32_t* position) const;
-
-  Status Answer(bool full, llama::Decoder* decoder, Row* row);
-  Status Force(size_t from, size_t to, llama::Decoder* decoder, FidelityMean* mean) const;
-  Status FollowText(bool full, llama::Decoder* decoder, Row* row);
-  Status Compare(size_t step, std::span<const float> logits, FidelityMean* mean) const;
-
-  bool is_text() const { return !prompt_->forced.empty(); }
-  // The prompt's own logits are the full cache's for every policy: they tell nothing.
-  size_t first_compared() const { return prompt_->after.empty() ? 1 : 0; }
+  Status DecodeAlone(Pending* pending);
+  Status DecodeBatch();
+  void FillIn(const Course& course, Row* row) const;
 
   const llama::Model* model_;
   Engine* engine_;
@@ -68,8 +72,10 @@ class SampleRun {
   bool hidden_;
   std::atomic<bool> cancel_ = false;
   llama::Prefilled prefilled_;
-  std::vector<llama::Token> forced_;             // the full cache's answer, or the text's continuation
-  std::vector<std::vector<float>> full_logits_;  // [step][vocab], before token `step` of it; empty: not compared
+  CourseSample course_;  // of every course, once the prompt is prefilled
+  Reference reference_;  // of the full cache
+  std::vector<Pending> pending_;
+  int64_t pending_bytes_ = 0;
 };
 
 }  // namespace dropkv::eval
