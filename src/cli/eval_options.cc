@@ -11,6 +11,7 @@
 #include "cli/flags.h"
 #include "cli/run_settings.h"
 #include "llama/evict.h"
+#include "llama/look_ahead.h"
 
 namespace dropkv::cli {
 namespace {
@@ -28,7 +29,8 @@ struct Raw {
   std::string budgets = "5%,10%,30%";
   std::string heads;
   std::string question = "seen";
-  std::string pool;
+  std::vector<std::string> rows;
+  std::vector<std::string> pools;
   std::string kv = "f16";
   std::string fa = "on";
   std::optional<int32_t> window;
@@ -69,16 +71,38 @@ Status ReadQuestions(const Raw& raw, EvalOptions* options) {
   return Status::Ok();
 }
 
-Result<PolicyFlags> ReadPolicyFlags(const Raw& raw) {
-  PolicyFlags flags;
-  flags.window = raw.window;
-  flags.sink = raw.sink;
-  flags.own_settings = raw.own_settings;
-  if (raw.pool.empty()) return flags;
-  const Result<Pooling> parsed = ParsePooling(raw.pool);
-  if (!parsed.ok()) return FlagStatus("--pool", parsed.status());
-  flags.pool = *parsed;
-  return flags;
+// What the flags make of every policy: one of each head rule, row sources and pooling that are asked for.
+Result<std::vector<PolicyFlags>> ReadVariants(const Raw& raw, const std::vector<std::optional<HeadRule>>& rules) {
+  PolicyFlags common;
+  common.window = raw.window;
+  common.sink = raw.sink;
+  common.own_settings = raw.own_settings;
+  std::vector<PolicyFlags> of_rows;
+  for (const std::string& list : raw.rows) {
+    for (const std::string& text : SplitList(list)) {
+      of_rows.push_back(common);
+      DROPKV_RETURN_IF_ERROR(ReadRows(text, &of_rows.back()));
+    }
+  }
+  if (of_rows.empty()) of_rows.push_back(common);
+  std::vector<std::optional<Pooling>> pools;
+  for (const std::string& text : raw.pools) {
+    const Result<Pooling> parsed = ParsePooling(text);
+    if (!parsed.ok()) return FlagStatus("--pool", parsed.status());
+    pools.emplace_back(*parsed);
+  }
+  if (pools.empty()) pools.emplace_back();  // each policy's own
+  std::vector<PolicyFlags> variants;
+  for (const PolicyFlags& rows : of_rows) {
+    for (const std::optional<Pooling>& pool : pools) {
+      for (const std::optional<HeadRule>& rule : rules) {
+        PolicyFlags& flags = variants.emplace_back(rows);
+        flags.pool = pool;
+        flags.heads = rule;
+      }
+    }
+  }
+  return variants;
 }
 
 Status ReadHeads(const Raw& raw, std::vector<std::optional<HeadRule>>* rules) {
@@ -98,14 +122,14 @@ bool OwnHeads(const Recipe& recipe) {
   return preset.ok() && preset->policy.heads == recipe.policy.heads;
 }
 
-// Every policy with every head rule that it takes. What a rule makes of one policy and another one is anyway runs once,
-// under the other's name: dropkv with adaptive heads is adadropkv.
-void AddSettings(const std::vector<std::vector<Recipe>>& by_rule, std::vector<eval::Setting>* settings) {
+// Every policy in every variant that it takes. What a head rule makes of one policy and another one is anyway runs
+// once, under the other's name: dropkv with adaptive heads is adadropkv.
+void AddSettings(const std::vector<std::vector<Recipe>>& variants, std::vector<eval::Setting>* settings) {
   std::vector<Recipe> own;
-  for (const std::vector<Recipe>& recipes : by_rule)
+  for (const std::vector<Recipe>& recipes : variants)
     std::copy_if(recipes.begin(), recipes.end(), std::back_inserter(own), OwnHeads);
-  for (size_t i = 0; i < by_rule.front().size(); ++i) {
-    for (const std::vector<Recipe>& recipes : by_rule) {
+  for (size_t i = 0; i < variants.front().size(); ++i) {
+    for (const std::vector<Recipe>& recipes : variants) {
       const Recipe& recipe = recipes[i];
       const std::string name = eval::SettingName(recipe);
       const auto named = [&](const eval::Setting& setting) { return setting.name == name; };
@@ -117,25 +141,38 @@ void AddSettings(const std::vector<std::vector<Recipe>>& by_rule, std::vector<ev
   }
 }
 
+// The answer's own tokens judge nothing before its question is there, and of a text something must be left to compare.
+Status CheckSources(const EvalOptions& options) {
+  for (const eval::Setting& setting : options.settings) {
+    const baseline::RowSources& rows = setting.recipe.rows;
+    if (IsText(options.suite) && rows.delay > 0 && rows.delay >= options.fidelity)
+      return InvalidArgument(fmt::format("--rows: expected a delay below the {} tokens of --fidelity, got {}: {}",
+                                         options.fidelity, rows.delay, setting.name));
+    if (Contains(options.hidden, true) && rows.delay + rows.oracle > 0)
+      return InvalidArgument("--rows: expected window or draft with --question hidden, got the answer's own rows: " +
+                             setting.name);
+  }
+  return Status::Ok();
+}
+
 Status ReadPolicies(const Raw& raw, EvalOptions* options) {
   std::vector<Recipe> policies;
   for (const std::string& name : SplitList(raw.policies))
     DROPKV_RETURN_IF_ERROR(AddPolicies("--policies", name, options->seed, &policies));
   std::erase_if(policies, [](const Recipe& recipe) { return recipe.scorer == Scorer::kFull; });  // runs anyway
-  Result<PolicyFlags> flags = ReadPolicyFlags(raw);
-  if (!flags.ok()) return flags.status();
   std::vector<std::optional<HeadRule>> rules;
   DROPKV_RETURN_IF_ERROR(ReadHeads(raw, &rules));
+  const Result<std::vector<PolicyFlags>> variants = ReadVariants(raw, rules);
+  if (!variants.ok()) return variants.status();
   if (policies.empty()) return Status::Ok();
-  std::vector<std::vector<Recipe>> by_rule;
-  for (const std::optional<HeadRule>& rule : rules) {
-    flags->heads = rule;
-    std::vector<Recipe>& recipes = by_rule.emplace_back(policies);
-    const Status settled = Settle(*flags, &recipes);
-    if (!settled.ok()) return FlagStatus("", settled);
+  std::vector<std::vector<Recipe>> settled;
+  for (const PolicyFlags& flags : *variants) {
+    std::vector<Recipe>& recipes = settled.emplace_back(policies);
+    const Status status = Settle(flags, &recipes);
+    if (!status.ok()) return FlagStatus("", status);
   }
-  AddSettings(by_rule, &options->settings);
-  return Status::Ok();
+  AddSettings(settled, &options->settings);
+  return CheckSources(*options);
 }
 
 Status ReadBudgets(const Raw& raw, EvalOptions* options) {
@@ -144,8 +181,10 @@ Status ReadBudgets(const Raw& raw, EvalOptions* options) {
     if (!budget.ok()) return FlagStatus("--budgets", budget.status());
     if (Contains(options->budgets, text)) continue;
     options->budgets.push_back(text);
-    if (budget->fraction) continue;
     for (const eval::Setting& setting : options->settings) {
+      const Status draft = llama::CheckDraftBudget(setting.recipe, *budget);
+      if (!draft.ok()) return FlagStatus("--budgets", draft);
+      if (budget->fraction) continue;
       const int32_t smallest = llama::ProtectedTokens(setting.recipe);
       const Result<KeepCount> count = llama::ResolveBudget(*budget, setting.recipe, smallest, 1 << 20);
       if (!count.ok()) return FlagStatus("--budgets", count.status());
@@ -229,7 +268,8 @@ Result<std::optional<EvalOptions>> ParseEval(std::vector<std::string> arguments)
   app.add_option("--budgets", raw.budgets);
   app.add_option("--heads", raw.heads);
   app.add_option("--window", raw.window);
-  app.add_option("--pool", raw.pool);
+  app.add_option("--rows", raw.rows)->take_all()->allow_extra_args(false);
+  app.add_option("--pool", raw.pools)->take_all()->allow_extra_args(false);
   app.add_option("--sink", raw.sink);
   app.add_flag("--own-settings", raw.own_settings);
   app.add_option("--question", raw.question);

@@ -18,6 +18,7 @@
 #include "dropkv/engine.h"
 #include "llama/decoder.h"
 #include "llama/evict.h"
+#include "llama/look_ahead.h"
 #include "llama/prefill.h"
 
 namespace dropkv::cli {
@@ -64,6 +65,7 @@ class Runner {
   Status CheckLength(int32_t prompt_tokens) const;
   Status CheckDecodeWay(int32_t prompt_tokens) const;
   Status Prefill(std::vector<Token> tokens);
+  Result<std::unique_ptr<llama::Decoder>> MakeDecoder(const Job& job, bool last, RunRecord* record);
   Result<std::unique_ptr<llama::Decoder>> Compacted(const Job& job, bool last, RunRecord* record);
   Status Answers(llama::Decoder* decoder, RunRecord* record);
   Status OneAnswer(const std::string& question, std::vector<float> logits, llama::Decoder* decoder,
@@ -193,8 +195,10 @@ Result<std::unique_ptr<llama::Decoder>> Runner::Compacted(const Job& job, bool l
   const Result<Budget> budget = ParseBudget(job.budget);
   if (!budget.ok()) return budget.status();
   if (jobs_.size() == 1) record->resident_before = ResidentBytes();
-  Result<llama::Evicted> evicted = llama::Evict(prefilled_, &engine_, job.policy, *budget);
+  Result<llama::Evicted> evicted = llama::EvictLookingAhead(&prefilled_, &engine_, job.policy, *budget, &record->draft);
   if (!evicted.ok()) return evicted.status();
+  record->judged_by =
+      job.policy.rows.delay > 0 ? prefilled_.generated : static_cast<int32_t>(record->draft.tokens.size());
   record->evict = evicted->report;
   record->score_s = evicted->score_seconds;
   record->output_error = evicted->output_error;
@@ -218,6 +222,14 @@ Result<std::unique_ptr<llama::Decoder>> Runner::Compacted(const Job& job, bool l
   record->compact_s = SecondsSince(start);
   if (jobs_.size() == 1) record->resident_after = ResidentBytes();
   return decoder;
+}
+
+// With delayed rows the cut comes while the answer is decoded.
+Result<std::unique_ptr<llama::Decoder>> Runner::MakeDecoder(const Job& job, bool last, RunRecord* record) {
+  if (IsFull(job)) return llama::MakeFullDecoder(&prefilled_);
+  if (job.policy.rows.delay == 0) return Compacted(job, last, record);
+  return llama::MakeDelayedDecoder(&prefilled_, job.policy.rows.delay,
+                                   [this, &job, last, record] { return Compacted(job, last, record); });
 }
 
 Status Runner::FeedTurn(const std::vector<Token>& tokens, llama::Decoder* decoder, int32_t* position,
@@ -271,24 +283,25 @@ Status Runner::Answers(llama::Decoder* decoder, RunRecord* record) {
 }
 
 Status Runner::RunJobs() {
+  summary_.runs.reserve(jobs_.size());  // a delayed cut writes into its record later
   for (size_t i = 0; i < jobs_.size(); ++i) {
     const Job& job = jobs_[i];
-    RunRecord record;
+    const bool last = i + 1 == jobs_.size();
+    RunRecord& record = summary_.runs.emplace_back();
     record.policy = job.policy;
     record.budget = job.budget;
     record.kv_bytes_before = prefilled_.KvBytesFull();
     record.kept_min = record.kept_max = prefilled_.size();
     record.kept_mean = prefilled_.size();
     record.kv_bytes_after = record.kv_bytes_before;
-    Result<std::unique_ptr<llama::Decoder>> decoder =
-        IsFull(job) ? llama::MakeFullDecoder(&prefilled_) : Compacted(job, i + 1 == jobs_.size(), &record);
+    Result<std::unique_ptr<llama::Decoder>> decoder = MakeDecoder(job, last, &record);
     if (!decoder.ok()) return decoder.status();
     DROPKV_RETURN_IF_ERROR(Answers(decoder->get(), &record));
     record.decode = (*decoder)->name();
     if (!options_.expect.empty() && !record.turns.empty())
       record.verdict = Judge(options_.prefix + record.turns.front().answer.text, options_.expect);
-    if (IsFull(job) && i + 1 < jobs_.size()) DROPKV_RETURN_IF_ERROR((*decoder)->Rewind());
-    summary_.runs.push_back(std::move(record));
+    if (IsFull(job) && !last) DROPKV_RETURN_IF_ERROR((*decoder)->Rewind());
+    if (!last) DROPKV_RETURN_IF_ERROR(llama::Retract(&prefilled_));
     last_decoder_ = std::move(*decoder);
   }
   return Status::Ok();
@@ -319,6 +332,7 @@ Status Runner::Interact() {
     DROPKV_RETURN_IF_ERROR(
         OneAnswer(question, std::move(logits), last_decoder_.get(), &*last_sampler_, &last_position_, &record));
   }
+  record.decode = last_decoder_->name();
   Say("\n");
   return Status::Ok();
 }

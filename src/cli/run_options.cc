@@ -13,6 +13,7 @@
 #include "cli/flags.h"
 #include "cli/run_settings.h"
 #include "llama/evict.h"
+#include "llama/look_ahead.h"
 
 namespace dropkv::cli {
 namespace {
@@ -28,6 +29,7 @@ struct Raw {
   std::string budget = "10%";
   std::string policy = "adadropkv";
   std::string compare;
+  std::string rows;
   std::string pool;
   std::string heads;
   std::string decode = "auto";
@@ -64,6 +66,7 @@ Result<PolicyFlags> ReadPolicyFlags(const Raw& raw) {
   flags.sink = raw.sink;
   flags.alpha = raw.alpha;
   flags.own_settings = raw.own_settings;
+  DROPKV_RETURN_IF_ERROR(ReadRows(raw.rows, &flags));
   if (!raw.pool.empty()) {
     const Result<Pooling> parsed = ParsePooling(raw.pool);
     if (!parsed.ok()) return FlagStatus("--pool", parsed.status());
@@ -79,6 +82,17 @@ Result<PolicyFlags> ReadPolicyFlags(const Raw& raw) {
   return flags;
 }
 
+// Rows that a run cannot have.
+Status CheckSources(const Recipe& recipe, bool hidden) {
+  if (recipe.rows.oracle > 0)
+    return InvalidArgument(
+        "--rows: expected window, delay or draft, got oracle (dropkv eval knows the full cache's answer)");
+  if (recipe.rows.delay > 0 && hidden)
+    return InvalidArgument(
+        "--rows: expected window or draft with --question hidden, got delay: there is no answer yet");
+  return Status::Ok();
+}
+
 Status ChoosePolicies(const Raw& raw, uint32_t seed, RunOptions* options) {
   DROPKV_RETURN_IF_ERROR(AddPolicies("--policy", raw.policy, seed, &options->policies));
   for (const std::string& name : SplitList(raw.compare))
@@ -87,6 +101,7 @@ Status ChoosePolicies(const Raw& raw, uint32_t seed, RunOptions* options) {
   if (!flags.ok()) return flags.status();
   const Status settled = Settle(*flags, &options->policies);
   if (!settled.ok()) return FlagStatus("", settled);
+  for (const Recipe& recipe : options->policies) DROPKV_RETURN_IF_ERROR(CheckSources(recipe, options->hidden));
   std::stable_partition(options->policies.begin(), options->policies.end(),
                         [](const Recipe& recipe) { return recipe.scorer == Scorer::kFull; });
   return Status::Ok();
@@ -118,6 +133,8 @@ Status CheckBudgets(const Raw& raw, RunOptions* options) {
     const Result<Budget> budget = ParseBudget(text);
     if (!budget.ok()) return FlagStatus("--budget", budget.status());
     for (const Recipe& recipe : options->policies) {
+      const Status draft = llama::CheckDraftBudget(recipe, *budget);
+      if (!draft.ok()) return FlagStatus("--budget", draft);
       if (recipe.scorer == Scorer::kFull || budget->fraction) continue;
       const Result<KeepCount> count = llama::ResolveBudget(*budget, recipe, llama::ProtectedTokens(recipe), 1 << 20);
       if (!count.ok()) return FlagStatus("--budget", count.status());
@@ -183,6 +200,7 @@ Result<std::optional<RunOptions>> ParseRun(std::vector<std::string> arguments) {
   app.add_option("--budget", raw.budget);
   app.add_option("--policy", raw.policy);
   app.add_option("--window", raw.window);
+  app.add_option("--rows", raw.rows);
   app.add_option("--pool", raw.pool);
   app.add_option("--sink", raw.sink);
   app.add_option("--heads", raw.heads);
@@ -232,6 +250,8 @@ Reads a document, keeps the part of its KV cache that matters, and answers from 
       --compare LIST      policies to run beside it, from the same prefill: full,snapkv; tier1, all
       --own-settings      compared policies keep their own window, pooling and sinks
       --window W          prompt rows that judge the tokens, 1..128; always kept
+      --rows LIST         whose queries judge, joined by +: window:W, draft:M[@BUDGET] (M tokens decoded from a small
+                          cache and thrown away), delay:M (the answer's first M tokens; the cut comes after them)
       --pool K|B,F        mean pooling: K wide (odd), or B tokens before and F after a hit; max:K, max:B,F
       --sink S            first tokens that are always kept
       --heads RULE        uniform, ada, ada-o: how the KV heads of a layer share the budget;   --alpha A (0.2)

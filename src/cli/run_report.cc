@@ -52,6 +52,7 @@ std::string Settings(const Recipe& recipe) {
   std::string text = policy.window > 0 ? fmt::format("w {}, ", policy.window) : "";
   if (baseline::NeedsOf(recipe).window_queries || IsPooled(policy)) text += "pool " + PoolingText(policy.pool) + ", ";
   if (policy.sink > 0) text += fmt::format("sink {}, ", policy.sink);
+  if (recipe.rows.generated() > 0) text += "rows " + baseline::RowsText(recipe.rows, policy.window) + ", ";
   if (recipe.recent > 0) text += fmt::format("recent {}, ", recipe.recent);
   if (recipe.recent_share > 0) text += fmt::format("recent {:g}%, ", 100 * recipe.recent_share);
   if (recipe.chunk > 0) text += fmt::format("chunks of {}, ", recipe.chunk);
@@ -108,6 +109,11 @@ std::string PolicyText(const RunSummary& summary, std::span<const RunRecord> run
   return text;
 }
 
+nlohmann::json RowsJson(const Recipe& recipe) {
+  if (!baseline::NeedsOf(recipe).window_queries) return nullptr;
+  return baseline::RowsText(recipe.rows, recipe.policy.window);
+}
+
 nlohmann::json TurnsJson(const RunRecord& run) {
   nlohmann::json turns = nlohmann::json::array();
   for (const Turn& turn : run.turns)
@@ -123,6 +129,8 @@ nlohmann::json RunJson(const RunSummary& summary, const RunRecord& run) {
       {"policy", run.policy.name()},
       {"budget", run.budget},
       {"window", run.policy.policy.window},
+      {"rows", RowsJson(run.policy)},
+      {"judged_by_generated", run.judged_by},
       {"pool", Pool(run.policy)},
       {"sink", run.policy.policy.sink},
       {"heads", HeadsName(run.policy)},
@@ -149,8 +157,10 @@ nlohmann::json RunJson(const RunSummary& summary, const RunRecord& run) {
       {"turns", TurnsJson(run)},
   };
   if (IsFull(run)) {
-    for (const char* name : {"window", "pool", "sink", "heads", "layers"}) json[name] = nullptr;
+    for (const char* name : {"window", "rows", "pool", "sink", "heads", "layers"}) json[name] = nullptr;
   }
+  if (run.policy.rows.draft > 0)
+    json["draft"] = {{"tokens", run.draft.tokens}, {"seconds", run.draft.seconds}, {"kv_bytes", run.draft.kv_bytes}};
   if (!run.verdict.empty()) json["verdict"] = run.verdict;
   if (run.resident_before > 0) {
     json["resident_bytes_before"] = run.resident_before;
@@ -189,8 +199,14 @@ std::vector<std::string> Remarks(const RunSummary& summary, const RunRecord& run
   else if (!evicted && summary.prompt_tokens <= policy.window)
     remarks.push_back(fmt::format("nothing evicted: the prompt of {} tokens is not longer than the window of {}",
                                   summary.prompt_tokens, policy.window));
+  else if (run.policy.rows.delay > 0 && run.judged_by == 0)
+    remarks.push_back(
+        fmt::format("nothing evicted yet: the answer ended within the delay of {} tokens", run.policy.rows.delay));
   else if (!evicted)
     remarks.push_back("nothing evicted: the budget keeps every token");
+  if (run.policy.rows.draft > 0)
+    remarks.push_back(fmt::format("{} tokens drafted in {:.0f} ms from a cache of {:.1f} MiB beside the full one",
+                                  run.draft.tokens.size(), run.draft.seconds * 1e3, run.draft.kv_bytes / kMiB));
   if (run.evict.budget.raised) {
     const bool by_window = run.evict.budget.keep == policy.window + policy.sink;
     const std::string what =

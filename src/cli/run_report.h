@@ -9,6 +9,7 @@
 #include "baseline/recipe.h"
 #include "cli/generate.h"
 #include "dropkv/engine.h"
+#include "llama/look_ahead.h"
 
 namespace dropkv::cli {
 
@@ -30,6 +31,8 @@ struct RunRecord {
   double compact_s = 0;
   double output_error = 0;
   double evicted_mass = 0;
+  llama::DraftReport draft;      // no tokens: nothing was drafted
+  int32_t judged_by = 0;         // tokens behind the prompt whose queries were asked too
   int32_t certificate_rows = 0;  // prompt rows that the two above are measured over
   EvictReport evict;
   std::vector<std::string> warnings;

@@ -38,6 +38,7 @@ void SetPooling(const Pooling& pool, Recipe* recipe) {
 
 void Share(const Recipe& shared, Recipe* recipe) {
   if (HasWindow(shared) && HasWindow(*recipe)) recipe->policy.window = shared.policy.window;
+  if (baseline::JudgesByRows(shared) && baseline::JudgesByRows(*recipe)) recipe->rows = shared.rows;
   const Pooling& pool = shared.policy.pool;
   if (SharesPooling(shared) && SharesPooling(*recipe) && baseline::PoolsBy(*recipe, pool.kind))
     SetPooling(pool, recipe);
@@ -48,6 +49,7 @@ void Share(const Recipe& shared, Recipe* recipe) {
 // Which flags some policy reads.
 struct Taken {
   bool window = false;
+  bool rows = false;
   bool sink = false;
   bool pool = false;
   bool heads = false;
@@ -62,6 +64,10 @@ void Apply(const PolicyFlags& flags, bool alone, Recipe* recipe, Taken* taken) {
   if (flags.window && (alone || any_window)) {
     policy.window = *flags.window;
     taken->window = true;
+  }
+  if (flags.rows && (alone || baseline::JudgesByRows(*recipe))) {
+    recipe->rows = *flags.rows;
+    taken->rows = true;
   }
   if (flags.sink && (alone || !fixed)) {
     policy.sink = *flags.sink;
@@ -92,6 +98,7 @@ Status CheckTaken(const PolicyFlags& flags, const Taken& taken, const std::vecto
     return InvalidArgument("policy." + std::string(field) + ": expected " + expected + ", got " + names);
   };
   DROPKV_RETURN_IF_ERROR(check("window", flags.window.has_value(), taken.window, "a policy with a window"));
+  DROPKV_RETURN_IF_ERROR(check("rows", flags.rows.has_value(), taken.rows, "a policy that rows of queries judge for"));
   DROPKV_RETURN_IF_ERROR(check("sink", flags.sink.has_value(), taken.sink, "a policy that protects first tokens"));
   DROPKV_RETURN_IF_ERROR(check("pool", flags.pool.has_value(), taken.pool, "a policy that pools its scores so"));
   DROPKV_RETURN_IF_ERROR(
@@ -101,6 +108,19 @@ Status CheckTaken(const PolicyFlags& flags, const Taken& taken, const std::vecto
 }
 
 }  // namespace
+
+Status ReadRows(const std::string& text, PolicyFlags* flags) {
+  if (text.empty()) return Status::Ok();
+  const Result<baseline::RowsSetting> setting = baseline::ParseRows(text);
+  if (!setting.ok()) return FlagStatus("--rows", setting.status());
+  flags->rows = setting->sources;
+  if (setting->window == 0) return Status::Ok();
+  if (flags->window && *flags->window != setting->window)
+    return InvalidArgument("--rows: expected the window of --window, " + std::to_string(*flags->window) + ", got " +
+                           text);
+  flags->window = setting->window;
+  return Status::Ok();
+}
 
 Status AddPolicies(const std::string& flag, const std::string& name, uint64_t seed, std::vector<Recipe>* policies) {
   std::vector<Recipe> found;
@@ -137,6 +157,7 @@ Status Settle(const PolicyFlags& flags, std::vector<Recipe>* policies) {
     Apply(flags, alone, &recipe, &taken);
     Status checked = baseline::CheckRecipe(recipe);
     if (!checked.ok() && checked.message().starts_with("policy.")) return checked;
+    if (!checked.ok() && checked.message().starts_with("rows")) return {checked.code(), "policy." + checked.message()};
     if (!checked.ok()) return {checked.code(), "policy: " + recipe.name() + ": " + checked.message()};
   }
   return CheckTaken(flags, taken, *policies);

@@ -72,6 +72,28 @@ TEST(Settle, OwnSettings) {
   EXPECT_EQ(Text(recipes[2]), "32, mean 5 of the past, 0, uniform");
 }
 
+TEST(Settle, RowsAreSharedByThosePoliciesThatTheyJudgeFor) {
+  PolicyFlags flags;
+  ASSERT_TRUE(ReadRows("window:12+draft:6@20%", &flags).ok());
+  EXPECT_EQ(flags.window, 12);
+  for (const Recipe& recipe : Settled({"dropkv", "snapkv", "knorm", "tova", "laq"}, flags)) {
+    const std::string rows = baseline::RowsText(recipe.rows, recipe.policy.window);
+    const std::string expected = recipe.name() == "knorm"  ? "window:0"
+                                 : recipe.name() == "tova" ? "window:1+draft:6@20%"
+                                                           : "window:12+draft:6@20%";
+    EXPECT_EQ(rows, expected) << recipe.name();
+  }
+  // Without the flag the first one's; with settings of their own, those.
+  EXPECT_EQ(Settled({"laq++", "snapkv"}).back().rows.draft, 8);
+  EXPECT_EQ(Settled({"snapkv", "laq++"}).back().rows.draft, 0);
+  flags = {};
+  flags.own_settings = true;
+  EXPECT_EQ(Settled({"snapkv", "laq++"}, flags).back().rows.draft, 8);
+  flags.window = 9;
+  EXPECT_NE(ReadRows("window:8", &flags).message().find("--rows: expected the window of --window, 9"),
+            std::string::npos);
+}
+
 TEST(Settle, FlagsHoldForThoseThatHaveTheSetting) {
   PolicyFlags flags;
   flags.window = 16;

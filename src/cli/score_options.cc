@@ -26,6 +26,9 @@ Status ChoosePolicy(Raw* raw, ScoreOptions* options) {
     return InvalidArgument("--policy: expected a policy, got none; `dropkv policies` lists them");
   const Result<baseline::Recipe> recipe = baseline::FindRecipe(raw->policy);
   if (!recipe.ok()) return FlagStatus("--policy", recipe.status());
+  if (recipe->rows.generated() > 0)
+    return InvalidArgument("--policy: expected a policy that the file's rows judge for, got " + recipe->name() +
+                           ", which decodes some of its own (dropkv run, dropkv eval)");
   if (!raw->pool.empty()) {
     const Result<Pooling> pool = ParsePooling(raw->pool);
     if (!pool.ok()) return FlagStatus("--pool", pool.status());

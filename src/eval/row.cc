@@ -31,6 +31,7 @@ void VisitRow(Visitor& visit, Record& row) {
   visit("budget", row.budget);
   visit("hidden", row.hidden);
   visit("window", row.window);
+  visit("rows", row.rows);
   visit("pool", row.pool);
   visit("heads", row.heads);
   visit("decode", row.decode);
@@ -42,6 +43,7 @@ void VisitRow(Visitor& visit, Record& row) {
   visit("kl", row.kl);
   visit("top1", row.top1);
   visit("prefill_s", row.prefill_s);
+  visit("draft_s", row.draft_s);
   visit("score_s", row.score_s);
   visit("compact_s", row.compact_s);
   visit("decode_s", row.decode_s);

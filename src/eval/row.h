@@ -35,8 +35,9 @@ struct Row {
   std::string budget;  // as typed: "5%"; "100%" for the full cache
   bool hidden = false;
   int32_t window = 0;
-  std::string pool;   // "11", "3,20", "max:7"; "1": none
-  std::string heads;  // "uniform", "ada", "ada-o", "flat"
+  std::optional<std::string> rows;  // "window:8+draft:8@10%"; absent: the window's alone
+  std::string pool;                 // "11", "3,20", "max:7"; "1": none
+  std::string heads;                // "uniform", "ada", "ada-o", "flat"
   std::string decode;
 
   // What came of it.
@@ -46,9 +47,10 @@ struct Row {
   std::vector<KeptTokens> kept;  // per layer that sees the whole prompt; of the full cache all tokens
   double output_error = 0;       // realised, over the certificate's rows
   // Fidelity: against the full cache over a forced continuation; absent where it was not measured.
-  std::optional<double> kl;    // nats per token, KL(full || evicted), mean
-  std::optional<double> top1;  // share of the tokens at which both have the same most likely token
-  double prefill_s = 0;        // shared by all rows of the sample
+  std::optional<double> kl;       // nats per token, KL(full || evicted), mean
+  std::optional<double> top1;     // share of the tokens at which both have the same most likely token
+  double prefill_s = 0;           // shared by all rows of the sample
+  std::optional<double> draft_s;  // of the rows behind the prompt: drafting, and asking for their queries
   double score_s = 0;
   double compact_s = 0;
   double decode_s = 0;

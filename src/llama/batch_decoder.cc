@@ -33,7 +33,7 @@ Result<std::unique_ptr<BatchDecoder>> BatchDecoder::Create(Prefilled* prefilled,
   std::unique_ptr<BatchDecoder> decoder(new BatchDecoder(prefilled->options.pool));
   decoder->vocab_size_ = prefilled->model->vocab_size();
   decoder->sliding_window_ = prefilled->model->sliding_window();
-  decoder->end_ = prefilled->size();
+  decoder->end_ = prefilled->end();
   decoder->fed_.assign(lists.size(), 0);
   decoder->rows_ = std::max(kSmallBatch, decoder->sequences());
   decoder->tap_.set_always_copy(prefilled->options.copy_cache);
@@ -45,15 +45,17 @@ Result<std::unique_ptr<BatchDecoder>> BatchDecoder::Create(Prefilled* prefilled,
 }
 
 Status BatchDecoder::FillCaches(Prefilled* prefilled, std::span<const KeepList* const> lists, int32_t reserve) {
+  std::vector<KeepList> kept;
+  for (const KeepList* keep : lists) kept.push_back(prefilled->WithGenerated(*keep));
   for (size_t i = 0; i < prefilled->layers.size(); ++i) {
     const int32_t number = prefilled->layers[i];
     LayerInfo& layer = prefilled->tap->layers().at(number);
     const Result<KvView> view = layer.View(layer.cells);
     if (!view.ok()) return view.status();
-    for (const KeepList* keep : lists) {
+    for (const KeepList& keep : kept) {
       Result<RaggedCache> cache = RaggedCache::Create(view->k.dtype, layer.kv_heads, layer.key_dim, layer.value_dim);
       if (!cache.ok()) return cache.status();
-      DROPKV_RETURN_IF_ERROR(cache->Assign(*view, *keep, static_cast<int32_t>(i), std::min(reserve, 2 * kSmallBatch)));
+      DROPKV_RETURN_IF_ERROR(cache->Assign(*view, keep, static_cast<int32_t>(i), std::min(reserve, 2 * kSmallBatch)));
       DROPKV_RETURN_IF_ERROR(takeover_.AddLayer(number, layer, std::move(*cache)));
     }
   }

@@ -24,6 +24,9 @@ class WindowCapture : public AttentionListener {
   const std::vector<float>& queries(int32_t layer) const { return queries_.at(layer); }
   void Clear() { queries_.clear(); }
 
+  // Forgets all but the first `rows` rows of a layer whose rows hold `width` floats.
+  void Truncate(int32_t layer, int64_t rows, int64_t width) { queries_.at(layer).resize(rows * width); }
+
  private:
   std::map<int32_t, std::vector<float>> queries_;
 };

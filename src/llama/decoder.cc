@@ -37,11 +37,7 @@ class FullDecoder : public Decoder {
     return prefilled_->context->Decode(tokens, position);
   }
   std::span<const float> logits() const override { return prefilled_->context->logits(); }
-  Status Rewind() override {
-    DROPKV_RETURN_IF_ERROR(prefilled_->context->Remove(prefilled_->size(), -1));
-    if (prefilled_->window_state.empty()) return Status::Ok();
-    return prefilled_->context->SetState(prefilled_->window_state, true);
-  }
+  Status Rewind() override { return ForgetBehind(prefilled_); }
   std::string_view name() const override { return "full"; }
 
  private:
@@ -75,7 +71,7 @@ Status NativeDecoder::Init(Prefilled* prefilled, const KeepList& keep, int32_t r
                            std::to_string(keep.min_length()) + " to " + std::to_string(keep.max_length()) +
                            "; uniform heads (--heads uniform) or --decode ragged");
   tap_.set_always_copy(prefilled->options.copy_cache);
-  end_ = prefilled->size();
+  end_ = prefilled->end();
   const int32_t kept = prefilled->layers.empty() ? end_ : keep.max_length();
   window_state_ = prefilled->window_state;
   Result<Context> context = Context::Create(*prefilled->model, SmallContext(*prefilled, kept + reserve, &tap_));
@@ -142,7 +138,7 @@ class RaggedDecoder : public Decoder {
 
 Status RaggedDecoder::Init(Prefilled* prefilled, const KeepList& keep, int32_t reserve) {
   tap_.set_always_copy(prefilled->options.copy_cache);
-  end_ = prefilled->size();
+  end_ = prefilled->end();
   window_state_ = prefilled->window_state;
   sliding_window_ = prefilled->model->sliding_window();
   for (size_t i = 0; i < prefilled->layers.size(); ++i) {
@@ -208,20 +204,32 @@ Status RaggedDecoder::Rewind() {
 
 }  // namespace
 
+Status ForgetBehind(Prefilled* prefilled) {
+  DROPKV_RETURN_IF_ERROR(prefilled->context->Remove(prefilled->end(), -1));
+  // libllama may have given up cells that the prompt's sliding windows need.
+  if (prefilled->window_state.empty()) return Status::Ok();
+  return prefilled->context->SetState(prefilled->window_state, true);
+}
+
 Result<std::unique_ptr<Decoder>> MakeFullDecoder(Prefilled* prefilled) {
   return std::unique_ptr<Decoder>(std::make_unique<FullDecoder>(prefilled));
 }
 
 Result<std::unique_ptr<Decoder>> MakeNativeDecoder(Prefilled* prefilled, const KeepList& keep, int32_t reserve) {
   auto decoder = std::make_unique<NativeDecoder>();
-  DROPKV_RETURN_IF_ERROR(decoder->Init(prefilled, keep, reserve));
+  DROPKV_RETURN_IF_ERROR(decoder->Init(prefilled, prefilled->WithGenerated(keep), reserve));
   return std::unique_ptr<Decoder>(std::move(decoder));
 }
 
 Result<std::unique_ptr<Decoder>> MakeRaggedDecoder(Prefilled* prefilled, const KeepList& keep, int32_t reserve) {
   auto decoder = std::make_unique<RaggedDecoder>(prefilled->options.pool);
-  DROPKV_RETURN_IF_ERROR(decoder->Init(prefilled, keep, reserve));
+  DROPKV_RETURN_IF_ERROR(decoder->Init(prefilled, prefilled->WithGenerated(keep), reserve));
   return std::unique_ptr<Decoder>(std::move(decoder));
+}
+
+Result<std::unique_ptr<Decoder>> MakeCompactedDecoder(Prefilled* prefilled, const KeepList& keep, int32_t reserve) {
+  const bool native = prefilled->layers.empty() || keep.uniform();
+  return native ? MakeNativeDecoder(prefilled, keep, reserve) : MakeRaggedDecoder(prefilled, keep, reserve);
 }
 
 }  // namespace dropkv::llama

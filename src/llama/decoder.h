@@ -32,6 +32,9 @@ class Decoder {
   virtual std::string_view name() const = 0;  // "full", "native", "ragged stop", "ragged replace"
 };
 
+// Removes what lies behind the prompt and the tokens generated for their queries from the full cache.
+Status ForgetBehind(Prefilled* prefilled);
+
 // Over the prefill's own context, which must outlive it.
 Result<std::unique_ptr<Decoder>> MakeFullDecoder(Prefilled* prefilled);
 
@@ -42,5 +45,8 @@ Result<std::unique_ptr<Decoder>> MakeNativeDecoder(Prefilled* prefilled, const K
 
 // The kept rows go into ragged caches of our own, and a small context's attention is taken over. Any keep list.
 Result<std::unique_ptr<Decoder>> MakeRaggedDecoder(Prefilled* prefilled, const KeepList& keep, int32_t reserve);
+
+// The native one where the list allows it, else the ragged one.
+Result<std::unique_ptr<Decoder>> MakeCompactedDecoder(Prefilled* prefilled, const KeepList& keep, int32_t reserve);
 
 }  // namespace dropkv::llama

@@ -20,21 +20,24 @@ Policy EnginePolicy(const baseline::Recipe& recipe) {
   return policy;
 }
 
-Status RunOnEngine(const Prefilled& prefilled, Engine* engine, const Policy& policy, const Budget& budget,
+Status RunOnEngine(const Prefilled& prefilled, Engine* engine, const baseline::Recipe& recipe, const Budget& budget,
                    Certificate* certificate, Evicted* evicted) {
-  const Result<Plan> plan = engine->MakePlan(ShapeOf(prefilled), policy, budget);
-  if (!plan.ok()) return plan.status();
-  // The last rows of what was captured are the policy's window.
-  Result<LayerInputs> inputs = LayerInputs::Make(prefilled, policy.window);
+  const Result<LayerInputs> inputs = LayerInputs::Make(prefilled, recipe);
   if (!inputs.ok()) return inputs.status();
-  const bool same_rows = inputs->rows() == prefilled.rows();
+  EvictShape shape = ShapeOf(prefilled);
+  shape.rows = inputs->rows();
+  const Policy policy = EnginePolicy(recipe);
+  const Result<Plan> plan = engine->MakePlan(shape, policy, budget);
+  if (!plan.ok()) return plan.status();
+  // The certificate is measured over the prompt's captured rows, whoever judged.
+  const bool same_rows = prefilled.generated == 0 && inputs->rows() == prefilled.rows();
   std::vector<std::byte> workspace(plan->workspace_bytes);
   EvictOutput output;
   output.output_error = same_rows ? certificate->error.data() : nullptr;
   output.evicted_mass = same_rows ? certificate->mass.data() : nullptr;
   Result<KeepList> keep = engine->Run(*plan, inputs->layers(), workspace, output, &evicted->report);
   if (!keep.ok()) return keep.status();
-  evicted->keep = std::move(*keep);
+  evicted->keep = prefilled.WithoutGenerated(*keep);
   evicted->score_seconds = evicted->report.attend_s + evicted->report.score_s + evicted->report.select_s;
   return same_rows ? Status::Ok() : Certify(prefilled, engine, certificate, evicted);
 }
@@ -74,7 +77,7 @@ Result<Evicted> Evict(const Prefilled& prefilled, Engine* engine, const baseline
   Certificate certificate(static_cast<size_t>(shape.layers) * shape.query_heads);
   evicted.certificate_rows = prefilled.rows();
   DROPKV_RETURN_IF_ERROR(baseline::RunsOnEngine(recipe)
-                             ? RunOnEngine(prefilled, engine, EnginePolicy(recipe), budget, &certificate, &evicted)
+                             ? RunOnEngine(prefilled, engine, recipe, budget, &certificate, &evicted)
                              : EvictByRecipe(prefilled, engine, recipe, budget, &certificate, &evicted));
   evicted.output_error = Mean(certificate.error);
   evicted.evicted_mass = Mean(certificate.mass);

@@ -49,18 +49,21 @@ EvictShape ShapeOf(const Prefilled& prefilled) {
           first.kv_heads,
           prefilled.size(),
           first.key_dim,
-          first.value_dim};
+          first.value_dim,
+          prefilled.generated};
 }
 
-Result<LayerInputs> LayerInputs::Make(const Prefilled& prefilled, int32_t window) {
+Result<LayerInputs> LayerInputs::Make(const Prefilled& prefilled, int32_t window, bool generated) {
   LayerInputs inputs;
   const int32_t n = prefilled.size();
   const int32_t captured = prefilled.rows();
-  const int32_t rows = std::min(window, n);
-  if (rows > captured)
+  const int32_t of_prompt = std::min(window, n);
+  if (of_prompt > captured)
     return Status(Code::kFailedPrecondition, "the prefill kept " + std::to_string(captured) +
-                                                 " rows of queries, the policy's window needs " + std::to_string(rows));
-  for (int32_t i = 0; i < rows; ++i) inputs.visible_.push_back(n - rows + i + 1);
+                                                 " rows of queries, the policy's window needs " +
+                                                 std::to_string(of_prompt));
+  const int32_t rows = of_prompt + (generated ? prefilled.generated : 0);
+  for (int32_t i = 0; i < rows; ++i) inputs.visible_.push_back(n - of_prompt + i + 1);
   for (const int32_t number : prefilled.layers) {
     LayerInfo& layer = prefilled.tap->layers().at(number);
     const Result<KvView> view = layer.View(layer.cells);
@@ -71,15 +74,20 @@ Result<LayerInputs> LayerInputs::Make(const Prefilled& prefilled, int32_t window
     input.attention = layer.Attention();
     if (rows == 0) continue;
     const int64_t row_stride = static_cast<int64_t>(layer.query_heads) * layer.key_dim;
-    const float* q = prefilled.capture->queries(number).data() + (captured - rows) * row_stride;
+    const float* q = prefilled.capture->queries(number).data() + (captured - of_prompt) * row_stride;
     input.rows = {q, layer.key_dim, row_stride, layer.query_heads, rows, inputs.visible_.data()};
   }
   return inputs;
 }
 
+Result<LayerInputs> LayerInputs::Make(const Prefilled& prefilled, const baseline::Recipe& recipe) {
+  const bool alone = prefilled.generated > 0 && !recipe.rows.window;
+  return Make(prefilled, alone ? 0 : recipe.policy.window, true);
+}
+
 Status Certify(const Prefilled& prefilled, Engine* engine, Certificate* certificate, Evicted* evicted) {
   const auto start = Clock::now();
-  const Result<LayerInputs> inputs = LayerInputs::Make(prefilled, prefilled.rows());
+  const Result<LayerInputs> inputs = LayerInputs::Make(prefilled, prefilled.rows(), false);
   if (!inputs.ok()) return inputs.status();
   if (inputs->rows() > 0)
     DROPKV_RETURN_IF_ERROR(engine->Certify(ShapeOf(prefilled), inputs->layers(), evicted->keep,
@@ -94,6 +102,8 @@ Result<baseline::Layer> RecipeLayer(const Prefilled& prefilled, const baseline::
   baseline::Layer layer;
   layer.kv = input.kv;
   layer.rows = input.rows;
+  layer.row_count = input.rows.rows;
+  layer.generated = prefilled.generated;
   layer.attention = input.attention;
   layer.rope = info.rope;
   layer.index = number;
@@ -154,7 +164,8 @@ Status EvictByRecipe(const Prefilled& prefilled, Engine* engine, const baseline:
   }
   auto start = Clock::now();
   const baseline::Needs needs = baseline::NeedsOf(recipe);
-  const Result<LayerInputs> inputs = LayerInputs::Make(prefilled, needs.window_queries ? recipe.policy.window : 0);
+  const Result<LayerInputs> inputs =
+      needs.window_queries ? LayerInputs::Make(prefilled, recipe) : LayerInputs::Make(prefilled, 0, false);
   if (!inputs.ok()) return inputs.status();
   std::vector<baseline::LayerScores> scores;
   int32_t protected_tokens = ProtectedTokens(recipe);

@@ -16,11 +16,15 @@ namespace dropkv::llama {
 // Of the layers that see the whole prompt; there must be one.
 EvictShape ShapeOf(const Prefilled& prefilled);
 
-// Views of the layers that see the whole prompt, with the last rows of what the prefill captured.
+// Views of the layers that see the whole prompt and what was generated behind it, with rows that were captured.
 class LayerInputs {
  public:
-  // window: rows wanted, of a shorter prompt all; row i of them sees n - rows + i + 1 tokens. Errors: fewer captured.
-  static Result<LayerInputs> Make(const Prefilled& prefilled, int32_t window);
+  // window: rows of the prompt's end, of a shorter prompt all; row i of them sees n - rows + i + 1 tokens. generated:
+  // and those of the tokens behind it, each of which sees those before it. Errors: fewer captured.
+  static Result<LayerInputs> Make(const Prefilled& prefilled, int32_t window, bool generated);
+
+  // What a policy with this window and these sources is to be judged by: where nothing was generated, its window.
+  static Result<LayerInputs> Make(const Prefilled& prefilled, const baseline::Recipe& recipe);
 
   std::span<const LayerInput> layers() const { return layers_; }
   int32_t rows() const { return static_cast<int32_t>(visible_.size()); }

@@ -320,7 +320,7 @@ TEST_P(EvictRecipeTest, EnginePresetsRunOnTheEngine) {
     options.window = std::max(policy.window, kCertificateRows);
     options.recipes.clear();
     const Prefilled prefilled = Prefill(200, options);
-    const Result<LayerInputs> inputs = LayerInputs::Make(prefilled, policy.window);
+    const Result<LayerInputs> inputs = LayerInputs::Make(prefilled, policy.window, false);
     ASSERT_TRUE(inputs.ok());
     const Result<Plan> plan = engine_->MakePlan(ShapeOf(prefilled), policy, Budget::Fraction(0.4));
     ASSERT_TRUE(plan.ok());

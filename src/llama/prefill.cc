@@ -60,9 +60,16 @@ int32_t Window(const PrefillOptions& options) {
   int32_t window = options.window;
   for (const baseline::Recipe& recipe : options.recipes) {
     if (recipe.scorer == baseline::Scorer::kFull) continue;
-    window = std::max({window, recipe.policy.window, kCertificateRows});
+    window = std::max({window, recipe.policy.window, recipe.rows.draft_window, kCertificateRows});
   }
   return window;
+}
+
+// Cells for the tokens whose queries some policy asks.
+int32_t GeneratedTokens(const PrefillOptions& options) {
+  int32_t most = 0;
+  for (const baseline::Recipe& recipe : options.recipes) most = std::max(most, recipe.rows.generated());
+  return most;
 }
 
 // Decodes the whole prompt, the listeners in their places.
@@ -140,6 +147,31 @@ Status CopyCache(Prefilled* prefilled) {
 
 int32_t Prefilled::rows() const { return std::min(options.window, size()); }
 
+KeepList Prefilled::WithGenerated(const KeepList& keep) const {
+  if (generated == 0 || keep.layers() == 0) return keep;
+  std::vector<int64_t> offsets = {0};
+  std::vector<int32_t> positions;
+  for (int32_t list = 0; list < keep.layers() * keep.kv_heads(); ++list) {
+    const std::span<const int32_t> kept = keep.head(list / keep.kv_heads(), list % keep.kv_heads());
+    positions.insert(positions.end(), kept.begin(), kept.end());
+    for (int32_t token = size(); token < end(); ++token) positions.push_back(token);
+    offsets.push_back(static_cast<int64_t>(positions.size()));
+  }
+  return {keep.layers(), keep.kv_heads(), std::move(offsets), std::move(positions)};
+}
+
+KeepList Prefilled::WithoutGenerated(const KeepList& keep) const {
+  if (generated == 0) return keep;
+  std::vector<int64_t> offsets = {0};
+  std::vector<int32_t> positions;
+  for (int32_t list = 0; list < keep.layers() * keep.kv_heads(); ++list) {
+    const std::span<const int32_t> kept = keep.head(list / keep.kv_heads(), list % keep.kv_heads());
+    positions.insert(positions.end(), kept.begin(), std::lower_bound(kept.begin(), kept.end(), size()));
+    offsets.push_back(static_cast<int64_t>(positions.size()));
+  }
+  return {keep.layers(), keep.kv_heads(), std::move(offsets), std::move(positions)};
+}
+
 int64_t Prefilled::KvBytes(int64_t kept) const {
   int64_t bytes = 0;
   if (!layers.empty()) {
@@ -175,7 +207,8 @@ Result<Prefilled> Prefill(const Model& model, std::vector<Token> tokens, const P
   prefilled.weights = std::move(*weights);
   const int32_t n = prefilled.size();
   ContextOptions context;
-  context.cells = std::max(256, n + options.reserve);  // libllama takes no context smaller than its sequences
+  // libllama takes no context smaller than its sequences.
+  context.cells = std::max(256, n + std::max(options.reserve, GeneratedTokens(options)));
   context.ubatch = options.ubatch;
   context.threads = options.threads;
   context.flash_attention = options.flash_attention;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "baseline/recipe.h"
+#include "dropkv/keep_list.h"
 #include "llama/capture.h"
 #include "llama/context.h"
 #include "llama/tap.h"
@@ -31,7 +32,7 @@ struct PrefillOptions {
   std::vector<baseline::Recipe> recipes;
   // Reads the cache through copies in host memory, as a device's is, even where it is in host memory itself.
   bool copy_cache = false;
-  int32_t reserve = 0;         // cells for tokens decoded over the full cache
+  int32_t reserve = 0;         // cells for tokens decoded over the full cache, those of `recipes` not counted
   ThreadPool* pool = nullptr;  // for attention over ragged caches; null: the calling thread
   const std::atomic<bool>* cancel = nullptr;
   std::function<void(int32_t)> progress;  // tokens done
@@ -50,16 +51,25 @@ struct Prefilled {
   std::unique_ptr<StatisticsCapture> statistics;  // null: no policy reads statistics of all queries
   std::optional<OutputWeights> weights;           // where a policy reads W_O
   std::vector<Token> tokens;
-  std::vector<float> logits;          // of the last prompt token
-  std::vector<int32_t> layers;        // numbers of the layers that see the whole prompt, ascending
-  std::vector<int32_t> sliding;       // numbers of the others
-  std::vector<uint8_t> window_state;  // of the sliding-window cache; empty where the model has none
-  double seconds = 0;                 // of the decode calls, statistics not counted
+  std::vector<float> logits;     // of the last prompt token
+  int32_t generated = 0;         // tokens behind the prompt whose queries are captured too (look_ahead.h)
+  std::vector<int32_t> layers;   // numbers of the layers that see the whole prompt, ascending
+  std::vector<int32_t> sliding;  // numbers of the others
+  // Of the sliding-window cache at end(), and at the prompt's end while something is generated behind it; empty where
+  // the model has none.
+  std::vector<uint8_t> window_state;
+  std::vector<uint8_t> prompt_window_state;
+  double seconds = 0;  // of the decode calls, statistics not counted
   double statistics_seconds = 0;
   double copy_seconds = 0;  // of bringing a device's cache to host memory, once for all policies
 
   int32_t size() const { return static_cast<int32_t>(tokens.size()); }
-  int32_t rows() const;  // captured
+  int32_t end() const { return size() + generated; }  // position of the next token
+  int32_t rows() const;                               // captured, of the prompt
+
+  // Lists of prompt tokens, each with all tokens generated behind the prompt at its end; and back.
+  KeepList WithGenerated(const KeepList& keep) const;
+  KeepList WithoutGenerated(const KeepList& keep) const;
 
   // Bytes of the keys and values of all layers, for `kept` tokens in sum over (layer, head) of the layers that see the
   // whole prompt. The sliding layers add their own cells.

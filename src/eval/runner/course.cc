@@ -16,6 +16,7 @@ Course::Course(const CourseSample& sample, const Reference* reference)
       reference_(reference),
       answer_(*sample.model, *sample.sample, sample.ignore_end),
       compared_(sample.first_compared()) {
+  answer_.Begin(sample.begun);
   if (sample.is_text()) pass_ = Pass::kForced;
 }
 
@@ -24,10 +25,10 @@ Status Course::Start() {
   return Begin();
 }
 
-// From the prompt's end.
+// From where the cache was cut.
 Status Course::Begin() {
-  step_ = 0;
-  position_ = sample_->prompt_tokens;
+  step_ = sample_->begun.size();
+  position_ = sample_->prompt_tokens + static_cast<int32_t>(step_);
   begins_ = !sample_->prompt->after.empty();
   return begins_ ? Status::Ok() : Step(sample_->prompt_logits);
 }

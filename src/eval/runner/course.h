@@ -34,11 +34,13 @@ struct CourseSample {
   bool ignore_end = false;
   int32_t fidelity = 0;                  // most tokens of the reference that are compared; 0: none
   int32_t prompt_tokens = 0;             // prefilled: the position behind them
-  std::span<const float> prompt_logits;  // of the last of them
+  std::span<const float> prompt_logits;  // of the last of them, or of `begun`
+  // Of the reference: decoded over the full cache before it was cut. The courses go on behind them.
+  std::span<const llama::Token> begun;
 
   bool is_text() const { return !prompt->forced.empty(); }
-  // The prompt's own logits are the full cache's for every policy: they tell nothing.
-  size_t first_compared() const { return prompt->after.empty() ? 1 : 0; }
+  // The logits that a course begins with are the full cache's for every policy: they tell nothing.
+  size_t first_compared() const { return begun.size() + (prompt->after.empty() ? 1 : 0); }
 };
 
 // The answer, and how far the distributions on the way are from the full cache's. As long as the answer is the full

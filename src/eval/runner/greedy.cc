@@ -33,6 +33,11 @@ GreedyAnswer::GreedyAnswer(const llama::Model& model, const Sample& sample, bool
   if (!tokens.empty()) newline_ = tokens.back();
 }
 
+void GreedyAnswer::Begin(std::span<const Token> tokens) {
+  tokens_.assign(tokens.begin(), tokens.end());
+  for (const Token token : tokens) text_ += model_->Piece(token);
+}
+
 Token GreedyAnswer::Take(std::span<const float> logits) {
   const bool beginning = tokens_.empty() && newline_ >= 0;
   const Token token = beginning ? BestBeginning(*model_, newline_, logits) : Best(logits);

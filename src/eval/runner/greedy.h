@@ -16,6 +16,9 @@ class GreedyAnswer {
   // newline, which is then never the first token.
   GreedyAnswer(const llama::Model& model, const Sample& sample, bool ignore_end);
 
+  // Tokens that the answer begins with, before the first Take; fewer than its most.
+  void Begin(std::span<const llama::Token> tokens);
+
   // The token that the logits choose, which is the answer's next one or ends it. Not to be called behind its end.
   llama::Token Take(std::span<const float> logits);
 

@@ -23,8 +23,8 @@ std::string PoolText(const Pooling& pool) {
 
 auto PolicyFields(const Recipe& r) {
   const Pooling& pool = r.policy.pool;
-  return std::make_tuple(r.policy.window, pool.kind, pool.before, pool.after, pool.past_only, r.policy.sink,
-                         r.policy.heads, r.policy.alpha, r.policy.seed);
+  return std::make_tuple(r.policy.window, baseline::RowsText(r.rows, r.policy.window), pool.kind, pool.before,
+                         pool.after, pool.past_only, r.policy.sink, r.policy.heads, r.policy.alpha, r.policy.seed);
 }
 
 auto ScoreFields(const Recipe& r) {
@@ -59,6 +59,8 @@ std::string SettingName(const Recipe& recipe) {
   const Policy& own = found->policy;
   const Policy& policy = recipe.policy;
   if (policy.window != own.window) name += fmt::format(" w={}", policy.window);
+  const auto rows = [](const Recipe& r) { return baseline::RowsText(r.rows, r.policy.window); };
+  if (recipe.rows.generated() > 0 && rows(recipe) != rows(*found)) name += fmt::format(" {}", rows(recipe));
   if (!(policy.pool == own.pool)) name += " k=" + PoolText(policy.pool);
   if (policy.sink != own.sink) name += fmt::format(" sink={}", policy.sink);
   if (policy.heads != own.heads) name += fmt::format(" {}", HeadRuleName(policy.heads));

@@ -25,6 +25,10 @@ int32_t AnswerTokens(const Sample& sample, const Prompt& prompt) {
   return prompt.forced.empty() ? sample.max_tokens : static_cast<int32_t>(prompt.forced.size());
 }
 
+bool AsksTheAnswer(const Job* job) {
+  return !job->full() && job->setting->recipe.rows.delay + job->setting->recipe.rows.oracle > 0;
+}
+
 std::string KeyOf(const Sample& sample, const Job& job, bool hidden) {
   Row row;
   row.suite = sample.suite;
@@ -108,33 +112,36 @@ Status Runner::RunUnit(const Unit& unit, ResultStore* store, RunProgress* progre
   }
   SampleRun run(*model_, engine_, options_.sample, sample, prompt, unit.hidden);
   DROPKV_RETURN_IF_ERROR(Named(sample, run.Prefill()));
-  // The others are compared with the full cache's answer: where its row is there, it is decoded once more.
-  const bool full_again = !unit.jobs.front()->full() && (options_.sample.fidelity > 0 || unit.item->is_text());
+  // Others are compared with the full cache's answer, or ask its rows: where its own row is there, it is decoded once
+  // more.
+  const bool compared = options_.sample.fidelity > 0 || unit.item->is_text();
+  const bool full_again = !unit.jobs.front()->full() && (compared || std::ranges::any_of(unit.jobs, AsksTheAnswer));
   if (full_again) {
     const Result<Row> row = run.Full();
     if (!row.ok()) return Named(sample, row.status());
   }
-  for (const Job* job : unit.jobs) {
-    if (stopped()) return {Code::kCancelled, "stopped on request"};
-    std::vector<Row> rows;
-    if (job->full()) {
-      Result<Row> row = run.Full();
-      if (!row.ok()) return Named(sample, row.status());
-      rows.push_back(std::move(*row));
-    } else {
-      DROPKV_RETURN_IF_ERROR(Named(sample, run.Evict(*job)));
-      if (!run.full_batch() && job != unit.jobs.back()) continue;
-      Result<std::vector<Row>> decoded = run.Decode();
-      if (!decoded.ok()) return Named(sample, decoded.status());
-      rows = std::move(*decoded);
-    }
-    for (const Row& row : rows) {
+  DROPKV_RETURN_IF_ERROR(Named(sample, run.Draft(unit.jobs)));
+  const auto append = [&](const Result<std::vector<Row>>& rows) {
+    if (!rows.ok()) return Named(sample, rows.status());
+    for (const Row& row : *rows) {
       DROPKV_RETURN_IF_ERROR(store->Append(row));
       ++progress->job;
       if (listener) listener(*progress);
     }
+    return Status::Ok();
+  };
+  for (const Job* job : unit.jobs) {
+    if (stopped()) return {Code::kCancelled, "stopped on request"};
+    if (job->full()) {
+      const Result<Row> row = run.Full();
+      DROPKV_RETURN_IF_ERROR(
+          append(row.ok() ? Result(std::vector<Row>{*row}) : Result<std::vector<Row>>(row.status())));
+      continue;
+    }
+    if (run.ends_batch(*job)) DROPKV_RETURN_IF_ERROR(append(run.Decode()));
+    DROPKV_RETURN_IF_ERROR(Named(sample, run.Evict(*job)));
   }
-  return Status::Ok();
+  return append(run.Decode());
 }
 
 Result<RunOutcome> Runner::Run(const std::vector<Item>& items, ResultStore* store,

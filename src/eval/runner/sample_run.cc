@@ -4,15 +4,16 @@
 
 #include <algorithm>
 #include <cmath>
-#include <memory>
 #include <utility>
 
 #include "core/clock.h"
 #include "eval/metrics/metrics.h"
-#include "llama/decoder.h"
 #include "llama/evict.h"
+#include "llama/look_ahead.h"
 
 namespace dropkv::eval {
+
+using llama::Token;
 
 namespace {
 
@@ -54,7 +55,8 @@ Status SampleRun::Prefill() {
   prefilled_ = std::move(*prefilled);
   // From here on a stop waits for the row, or for a batch's step.
   cancel_ = false;
-  course_ = {model_, sample_, prompt_, options_.ignore_end, options_.fidelity, prefilled_.size(), prefilled_.logits};
+  course_ = {model_, sample_, prompt_, options_.ignore_end, options_.fidelity, prefilled_.size(), prefilled_.logits,
+             {}};
   return Status::Ok();
 }
 
@@ -103,6 +105,7 @@ Result<Row> SampleRun::Full() {
   reference_ = course.TakeReference();
   row.decode = (*decoder)->name();
   DROPKV_RETURN_IF_ERROR((*decoder)->Rewind());
+  full_ = row;
   return row;
 }
 
@@ -118,55 +121,109 @@ Status SampleRun::Describe(const Job& job, const KeepList& keep, const EvictRepo
   row->policy = recipe.name();
   row->budget = job.text;
   row->window = recipe.policy.window;
+  if (recipe.rows.generated() > 0) row->rows = baseline::RowsText(recipe.rows, recipe.policy.window);
   row->pool = PoolName(recipe);
   row->heads = HeadsName(recipe);
   row->kept = KeptOfLayers(keep);
   return Status::Ok();
 }
 
+Status SampleRun::Draft(std::span<const Job* const> jobs) {
+  return drafts_.Make(&prefilled_, engine_, jobs, options_.batch);
+}
+
+// The tokens whose rows judge beside the window's.
+std::span<const Token> SampleRun::Behind(const Job& job) const {
+  const baseline::RowSources& rows = job.setting->recipe.rows;
+  if (rows.draft > 0) return drafts_.Of(job);
+  const auto count = std::min<size_t>(rows.delay + rows.oracle, reference_.tokens.size());
+  return std::span(reference_.tokens).first(count);
+}
+
+std::span<const Token> SampleRun::KeptBehind(const Job& job) const {
+  return job.setting->recipe.rows.delay > 0 ? Behind(job) : std::span<const Token>();
+}
+
+// Makes prefilled_ one that is extended by these tokens and no others.
+Status SampleRun::Extend(std::span<const Token> tokens, double* seconds) {
+  if (std::ranges::equal(tokens, behind_)) return Status::Ok();
+  const auto start = Clock::now();
+  DROPKV_RETURN_IF_ERROR(llama::Retract(&prefilled_));
+  behind_.assign(tokens.begin(), tokens.end());
+  DROPKV_RETURN_IF_ERROR(llama::Extend(&prefilled_, behind_));
+  const std::span<const float> logits = prefilled_.context->logits();
+  if (!tokens.empty()) behind_logits_.assign(logits.begin(), logits.end());
+  *seconds += SecondsSince(start);
+  return Status::Ok();
+}
+
 Status SampleRun::Evict(const Job& job) {
+  double draft_s = drafts_.Seconds(job);
+  DROPKV_RETURN_IF_ERROR(Extend(Behind(job), &draft_s));
   Result<llama::Evicted> evicted = llama::Evict(prefilled_, engine_, job.setting->recipe, job.budget);
   if (!evicted.ok()) return evicted.status();
   Row row = EmptyRow();
+  if (job.setting->recipe.rows.generated() > 0) row.draft_s = draft_s;
   DROPKV_RETURN_IF_ERROR(Describe(job, evicted->keep, evicted->report, &row));
   if (!std::isfinite(evicted->output_error))
     return {Code::kInternal, fmt::format("{} at {}: the output error is not finite", job.name(), job.text)};
   row.output_error = evicted->output_error;
   row.score_s = evicted->score_seconds;
   row.warnings = Warnings(evicted->report, evicted->warnings);
-  pending_bytes_ += prefilled_.KvBytes(evicted->keep.total());
-  pending_.push_back({std::move(row), std::move(evicted->keep)});
+  begun_.assign(KeptBehind(job).begin(), KeptBehind(job).end());
+  const bool answered = !begun_.empty() && begun_.size() == reference_.tokens.size() && !course_.is_text();
+  if (!answered) pending_bytes_ += prefilled_.KvBytes(evicted->keep.total());
+  pending_.push_back({std::move(row), std::move(evicted->keep), answered});
   return Status::Ok();
 }
 
-bool SampleRun::full_batch() const {
+bool SampleRun::ends_batch(const Job& job) const {
+  if (pending_.empty()) return false;
+  if (job.full() || !std::ranges::equal(KeptBehind(job), begun_)) return true;
   const int32_t most = std::min(options_.batch, llama::BatchDecoder::MaxSequences(*model_));
   return static_cast<int32_t>(pending_.size()) >= most ||
          pending_bytes_ >= std::max(kBatchBytes, prefilled_.KvBytesFull());
 }
 
 Result<std::vector<Row>> SampleRun::Decode() {
+  double unused = 0;
+  DROPKV_RETURN_IF_ERROR(Extend(begun_, &unused));
+  CourseSample course = course_;
+  course.begun = begun_;
+  if (!begun_.empty()) course.prompt_logits = behind_logits_;
   if (options_.batch > 1) {
-    DROPKV_RETURN_IF_ERROR(DecodeBatch());
+    DROPKV_RETURN_IF_ERROR(DecodeBatch(course));
   } else {
-    for (Pending& pending : pending_) DROPKV_RETURN_IF_ERROR(DecodeAlone(&pending));
+    for (Pending& pending : pending_)
+      if (!pending.answered) DROPKV_RETURN_IF_ERROR(DecodeAlone(course, &pending));
   }
   std::vector<Row> rows;
-  for (Pending& pending : pending_) rows.push_back(std::move(pending.row));
+  for (Pending& pending : pending_) {
+    if (pending.answered) AnswerInFull(&pending.row);
+    rows.push_back(std::move(pending.row));
+  }
   pending_.clear();
   pending_bytes_ = 0;
+  begun_.clear();
   return rows;
 }
 
-Status SampleRun::DecodeAlone(Pending* pending) {
+// The answer ended before the cut.
+void SampleRun::AnswerInFull(Row* row) const {
+  row->answer = full_.answer;
+  row->answer_tokens = full_.answer_tokens;
+  row->score = full_.score;
+  row->decode_s = full_.decode_s;
+  row->decode = full_.decode;
+}
+
+Status SampleRun::DecodeAlone(const CourseSample& sample, Pending* pending) {
   const auto start = Clock::now();
-  const int32_t reserve = prefilled_.options.reserve;
-  Result<std::unique_ptr<llama::Decoder>> decoder = pending->keep.uniform()
-                                                        ? MakeNativeDecoder(&prefilled_, pending->keep, reserve)
-                                                        : MakeRaggedDecoder(&prefilled_, pending->keep, reserve);
+  Result<std::unique_ptr<llama::Decoder>> decoder =
+      llama::MakeCompactedDecoder(&prefilled_, pending->keep, prefilled_.options.reserve);
   if (!decoder.ok()) return decoder.status();
   pending->row.compact_s = SecondsSince(start);
-  Course course(course_, &reference_);
+  Course course(sample, &reference_);
   DROPKV_RETURN_IF_ERROR(Follow(decoder->get(), &course));
   FillIn(course, &pending->row);
   pending->row.decode = (*decoder)->name();
@@ -174,25 +231,27 @@ Status SampleRun::DecodeAlone(Pending* pending) {
 }
 
 // A single list too: which rows are missing makes no difference to how they are decoded.
-Status SampleRun::DecodeBatch() {
-  if (pending_.empty()) return Status::Ok();
+Status SampleRun::DecodeBatch(const CourseSample& sample) {
   std::vector<const KeepList*> lists;
   std::vector<Course> courses;
-  for (const Pending& pending : pending_) {
+  std::vector<Row*> rows;
+  for (Pending& pending : pending_) {
+    if (pending.answered) continue;
     lists.push_back(&pending.keep);
-    courses.emplace_back(course_, &reference_);
+    courses.emplace_back(sample, &reference_);
+    rows.push_back(&pending.row);
   }
+  if (lists.empty()) return Status::Ok();
   const auto start = Clock::now();
   const Result<std::unique_ptr<llama::BatchDecoder>> decoder =
       llama::BatchDecoder::Create(&prefilled_, lists, prefilled_.options.reserve);
   if (!decoder.ok()) return decoder.status();
-  const double each = SecondsSince(start) / static_cast<double>(pending_.size());
+  const double each = SecondsSince(start) / static_cast<double>(lists.size());
   DROPKV_RETURN_IF_ERROR(FollowAll(decoder->get(), courses, options_.stop));
-  for (size_t i = 0; i < pending_.size(); ++i) {
-    Row& row = pending_[i].row;
-    row.compact_s = each;
-    row.decode = (*decoder)->name();
-    FillIn(courses[i], &row);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    rows[i]->compact_s = each;
+    rows[i]->decode = (*decoder)->name();
+    FillIn(courses[i], rows[i]);
   }
   return Status::Ok();
 }

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <atomic>
+#include <memory>
+#include <span>
 #include <vector>
 
 #include "dropkv/engine.h"
@@ -10,8 +12,10 @@
 #include "dropkv/status.h"
 #include "eval/row.h"
 #include "eval/runner/course.h"
+#include "eval/runner/drafts.h"
 #include "eval/runner/grid.h"
 #include "eval/runner/prompt.h"
+#include "llama/decoder.h"
 #include "llama/model.h"
 #include "llama/prefill.h"
 
@@ -45,10 +49,12 @@ class SampleRun {
   // The full cache's row; before every other one.
   Result<Row> Full();
 
+  // Decodes what these jobs draft; before they are evicted for.
+  Status Draft(std::span<const Job* const> jobs);
   // Evicts for a job, whose row comes with Decode.
   Status Evict(const Job& job);
-  // Whether the batch of what was evicted is to be decoded before anything else is.
-  bool full_batch() const;
+  // Whether what was evicted is to be decoded before this job is evicted for: the batch is full, or another one's.
+  bool ends_batch(const Job& job) const;
   // The rows of what was evicted, in that order.
   Result<std::vector<Row>> Decode();
 
@@ -56,12 +62,17 @@ class SampleRun {
   struct Pending {
     Row row;
     KeepList keep;
+    bool answered = false;  // within the delay, by the full cache
   };
 
   Row EmptyRow() const;
   Status Describe(const Job& job, const KeepList& keep, const EvictReport& report, Row* row) const;
-  Status DecodeAlone(Pending* pending);
-  Status DecodeBatch();
+  std::span<const llama::Token> Behind(const Job& job) const;
+  std::span<const llama::Token> KeptBehind(const Job& job) const;
+  Status Extend(std::span<const llama::Token> tokens, double* seconds);
+  Status DecodeAlone(const CourseSample& sample, Pending* pending);
+  Status DecodeBatch(const CourseSample& sample);
+  void AnswerInFull(Row* row) const;
   void FillIn(const Course& course, Row* row) const;
 
   const llama::Model* model_;
@@ -74,6 +85,11 @@ class SampleRun {
   llama::Prefilled prefilled_;
   CourseSample course_;  // of every course, once the prompt is prefilled
   Reference reference_;  // of the full cache
+  Row full_;             // its row
+  Drafts drafts_;
+  std::vector<llama::Token> behind_;  // tokens that prefilled_ is extended by
+  std::vector<float> behind_logits_;  // of the last of them
+  std::vector<llama::Token> begun_;   // of what is pending: kept tokens of the delay
   std::vector<Pending> pending_;
   int64_t pending_bytes_ = 0;
 };

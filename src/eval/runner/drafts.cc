@@ -1,0 +1,100 @@
+#include "eval/runner/drafts.h"
+
+#include <algorithm>
+
+#include "core/clock.h"
+#include "llama/batch_decoder.h"
+#include "llama/look_ahead.h"
+
+namespace dropkv::eval {
+
+using llama::Token;
+
+namespace {
+
+bool SameBudget(const Budget& a, const Budget& b) { return a.fraction == b.fraction && a.tokens == b.tokens; }
+
+}  // namespace
+
+size_t Drafts::Find(const Job& job) const {
+  const baseline::Recipe& recipe = job.setting->recipe;
+  const baseline::Recipe cut = baseline::DraftRecipe(recipe);
+  const Budget budget = baseline::DraftBudget(recipe.rows, job.budget);
+  const auto found = std::find_if(drafts_.begin(), drafts_.end(), [&](const Draft& draft) {
+    return SameEviction(draft.cut, cut) && SameBudget(draft.budget, budget);
+  });
+  return found - drafts_.begin();
+}
+
+Status Drafts::Make(llama::Prefilled* prefilled, Engine* engine, std::span<const Job* const> jobs, int32_t batch) {
+  for (const Job* job : jobs) {
+    if (job->full() || job->setting->recipe.rows.draft == 0) continue;
+    const baseline::Recipe& recipe = job->setting->recipe;
+    const size_t index = Find(*job);
+    if (index == drafts_.size())
+      drafts_.push_back(
+          {baseline::DraftRecipe(recipe), baseline::DraftBudget(recipe.rows, job->budget), 0, {}, {}, false, 0});
+    Draft& draft = drafts_[index];
+    draft.most = std::max(draft.most, recipe.rows.draft);
+  }
+  for (Draft& draft : drafts_) {
+    const auto start = Clock::now();
+    Result<llama::Evicted> cut = llama::Evict(*prefilled, engine, draft.cut, draft.budget);
+    if (!cut.ok()) return cut.status();
+    draft.keep = std::move(cut->keep);
+    draft.seconds = SecondsSince(start);
+  }
+  const int32_t most = std::min(batch, llama::BatchDecoder::MaxSequences(*prefilled->model));
+  for (size_t first = 0; first < drafts_.size(); first += most) {
+    const std::span<Draft> part = std::span(drafts_).subspan(first, std::min<size_t>(most, drafts_.size() - first));
+    DROPKV_RETURN_IF_ERROR(batch > 1 ? DecodeTogether(prefilled, part) : DecodeAlone(prefilled, &part.front()));
+  }
+  return Status::Ok();
+}
+
+Status Drafts::DecodeAlone(llama::Prefilled* prefilled, Draft* draft) {
+  const auto start = Clock::now();
+  Result<std::unique_ptr<llama::Decoder>> decoder = llama::MakeCompactedDecoder(prefilled, draft->keep, draft->most);
+  if (!decoder.ok()) return decoder.status();
+  DROPKV_RETURN_IF_ERROR(llama::DraftTokens(*prefilled, draft->most, decoder->get(), &draft->tokens));
+  draft->seconds += SecondsSince(start);
+  return Status::Ok();
+}
+
+Status Drafts::DecodeTogether(llama::Prefilled* prefilled, std::span<Draft> drafts) {
+  const auto start = Clock::now();
+  std::vector<const KeepList*> lists;
+  int32_t reserve = 1;
+  for (const Draft& draft : drafts) {
+    lists.push_back(&draft.keep);
+    reserve = std::max(reserve, draft.most);
+  }
+  const Result<std::unique_ptr<llama::BatchDecoder>> decoder = llama::BatchDecoder::Create(prefilled, lists, reserve);
+  if (!decoder.ok()) return decoder.status();
+  std::vector<llama::BatchDecoder::Item> items;
+  for (int32_t step = 0;; ++step) {
+    std::vector<llama::BatchDecoder::Item> next;
+    for (size_t i = 0, item = 0; i < drafts.size(); ++i) {
+      Draft& draft = drafts[i];
+      if (draft.ended) continue;
+      const std::span<const float> logits = step == 0 ? prefilled->logits : (*decoder)->logits(item++);
+      draft.ended = !llama::AddDrafted(*prefilled->model, logits, draft.most, &draft.tokens);
+      if (!draft.ended) next.push_back({static_cast<int32_t>(i), draft.tokens.back(), prefilled->size() + step, true});
+    }
+    items = std::move(next);
+    if (items.empty()) break;
+    DROPKV_RETURN_IF_ERROR((*decoder)->Step(items));
+  }
+  for (Draft& draft : drafts) draft.seconds += SecondsSince(start) / static_cast<double>(drafts.size());
+  return Status::Ok();
+}
+
+std::span<const Token> Drafts::Of(const Job& job) const {
+  if (job.full() || job.setting->recipe.rows.draft == 0) return {};
+  const std::vector<Token>& tokens = drafts_[Find(job)].tokens;
+  return std::span(tokens).first(std::min<size_t>(tokens.size(), job.setting->recipe.rows.draft));
+}
+
+double Drafts::Seconds(const Job& job) const { return Of(job).empty() ? 0 : drafts_[Find(job)].seconds; }
+
+}  // namespace dropkv::eval

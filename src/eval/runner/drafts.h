@@ -1,0 +1,44 @@
+// What the settings of a sample draft before they evict: decoded once for all that draft alike, all of them together.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "dropkv/engine.h"
+#include "dropkv/keep_list.h"
+#include "dropkv/status.h"
+#include "eval/runner/grid.h"
+#include "llama/prefill.h"
+
+namespace dropkv::eval {
+
+class Drafts {
+ public:
+  // Decodes what `jobs` draft, at most `batch` caches at a time (1: by decoders of their own). Settings that cut alike
+  // to the same budget share a draft, the shorter one is the longer one's beginning.
+  Status Make(llama::Prefilled* prefilled, Engine* engine, std::span<const Job* const> jobs, int32_t batch);
+
+  // The tokens that a job asks, at most as many as its setting says; empty where it drafts none.
+  std::span<const llama::Token> Of(const Job& job) const;
+  // The time that they took, of which the part in a batch is shared evenly.
+  double Seconds(const Job& job) const;
+
+ private:
+  struct Draft {
+    baseline::Recipe cut;
+    Budget budget;
+    int32_t most = 0;  // tokens
+    KeepList keep;
+    std::vector<llama::Token> tokens;
+    bool ended = false;
+    double seconds = 0;
+  };
+
+  size_t Find(const Job& job) const;  // drafts_.size(): not there
+  Status DecodeTogether(llama::Prefilled* prefilled, std::span<Draft> drafts);
+  static Status DecodeAlone(llama::Prefilled* prefilled, Draft* draft);
+
+  std::vector<Draft> drafts_;
+};
+
+}  // namespace dropkv::eval
