@@ -41,8 +41,8 @@ struct EvictShape {
   int32_t rows = 0;  // observation rows of every layer; 0: the policy's window (min(window, n))
 };
 
-// One layer's input. `rows` holds exactly policy.window rows (min(window, n) where the prompt is shorter); it is not
-// read where the policy needs no queries.
+// One layer's input. `rows` holds exactly shape.rows rows, or where that is 0 policy.window (min(window, n) where the
+// prompt is shorter); it is not read where the policy needs no queries.
 struct LayerInput {
   KvView kv;
   ObservationRows rows;
@@ -54,7 +54,7 @@ struct LayerInput {
   int32_t layer_index = 0;  // in the model: part of the random policy's counter
 };
 
-// What a run did; arrays are the caller's, sizes by shape. Null: not wanted.
+// What a run did; arrays are the caller's, sizes by shape. Null: not wanted. Errors and masses weigh all rows alike.
 struct EvictOutput {
   float* scores = nullptr;        // [layers, Hkv, n] pooled scores
   float* raw_scores = nullptr;    // [layers, Hkv, n] before pooling; non-finite ones as they are
@@ -63,7 +63,7 @@ struct EvictOutput {
 };
 
 struct EvictReport {
-  KeepCount budget;              // after clamping
+  KeepCount budget;              // after clamping, of the prompt's tokens
   int64_t nonfinite_tokens = 0;  // (layer, head, token) with NaN or Inf in key, value or score: kept
   int64_t dominant_tokens = 0;   // (layer, head, token) with p >= 1 - 1e-6 in some row: kept
   int64_t skipped_rows = 0;      // query rows with NaN or Inf: they judge nothing
@@ -99,9 +99,10 @@ class DROPKV_API Engine {
                        const EvictOutput& output, EvictReport* report);
 
   // The certificate of any keep list, also one that no run made (docs/algorithm.md section 6), over the rows given:
-  // 1 to 128, the same number in every layer. Lists may differ in length over heads and layers; keep.layers() and
-  // keep.kv_heads() are the shape's, positions lie below shape.tokens. layers[i].out and lse: as in Run.
-  // output_error, evicted_mass [layers, Hq] as in EvictOutput; one of them may be null. Allocates its workspace.
+  // shape.rows, or where that is 0 any number from 1 to 128, the same in every layer. Lists may differ in length over
+  // heads and layers; keep.layers() and keep.kv_heads() are the shape's, positions lie below shape.tokens +
+  // shape.generated. layers[i].out and lse: as in Run. output_error, evicted_mass [layers, Hq] as in EvictOutput; one
+  // of them may be null. Allocates its workspace.
   Status Certify(const EvictShape& shape, std::span<const LayerInput> layers, const KeepList& keep, float* output_error,
                  float* evicted_mass);
 

@@ -44,7 +44,7 @@ enum class HeadRule : int {
 struct Policy {
   std::string name;
   Signal signal = Signal::kDropKv;
-  int32_t window = 8;  // observation rows taken from the prompt's end; these tokens are always kept
+  int32_t window = 8;  // the prompt's last tokens: always kept; their rows judge, unless others are given
   Pooling pool{PoolKind::kMean, 5, 5, false};
   int32_t sink = 0;  // first tokens that are always kept
   HeadRule heads = HeadRule::kUniform;
