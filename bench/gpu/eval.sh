@@ -6,8 +6,10 @@
 # There, in this order; WORK is any folder. Pieces may come one by one, results of an earlier run too:
 #   bench/gpu/eval.sh place WORK FILE...
 #   bench/gpu/eval.sh run WORK SECONDS FOLDER MODEL.gguf FLAGS...
-# `run` evaluates for at most SECONDS and leaves FOLDER/results.tar.gz and FOLDER/eval.log. Placed again, the results
-# let the same command go on where it stopped.
+#   bench/gpu/eval.sh tasks WORK SECONDS FOLDER MODEL.gguf TASK,TASK,... FLAGS...
+# `run` evaluates for at most SECONDS and leaves FOLDER/results.tar.gz and FOLDER/eval.log; `tasks` starts a process for
+# each task, all at once, with a folder of results and a log for each. Placed again, the results let the same command go
+# on where it stopped.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 cache=${DROPKV_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/dropkv}
@@ -59,21 +61,50 @@ place() {
   done
 }
 
+# evaluate WORK SECONDS LOG RESULTS MODEL.gguf FLAGS...
+evaluate() {
+  local work=$1 seconds=$2 log=$3 results=$4 model=$5
+  shift 5
+  # OpenMP's threads would spin between a GPU's pieces of work.
+  LD_LIBRARY_PATH=$work/lib OMP_WAIT_POLICY=passive "$work/dropkv" eval --model "$work/$model" --out "$results" \
+    --time "$seconds" "$@" >"$log" 2>&1
+}
+
 run() {
   local work=$1 seconds=$2 folder=$3 model=$4 status=0
   shift 4
   mkdir -p "$folder" "$work/results"
-  # OpenMP's threads would spin between a GPU's pieces of work.
-  LD_LIBRARY_PATH=$work/lib OMP_WAIT_POLICY=passive "$work/dropkv" eval --model "$work/$model" --out "$work/results" \
-    --time "$seconds" "$@" 2>&1 | tee "$folder/eval.log" || status=$?
+  evaluate "$work" "$seconds" "$folder/eval.log" "$work/results" "$model" "$@" || status=$?
+  tail -n 40 "$folder/eval.log"
   tar -C "$work/results" -czf "$folder/results.tar.gz" .
+  return "$status"
+}
+
+tasks() {
+  local work=$1 seconds=$2 folder=$3 model=$4 names=$5 status=0 name
+  local -A started=()
+  shift 5
+  mkdir -p "$folder" "$work/results"
+  for name in ${names//,/ }; do
+    evaluate "$work" "$seconds" "$folder/$name.log" "$work/results/$name" "$model" --tasks "$name" "$@" &
+    started[$name]=$!
+  done
+  for name in "${!started[@]}"; do
+    wait "${started[$name]}" || {
+      status=1
+      printf '%s: %s\n' "$name" "$(tail -n 1 "$folder/$name.log")"
+    }
+  done
+  tar -C "$work/results" -czf "$folder/results.tar.gz" .
+  wc -l "$work"/results/*/results.jsonl
   return "$status"
 }
 
 case "${1:-}" in
   pack) [ $# -ge 2 ] || fail "expected: pack FOLDER [MODEL.gguf]" ;;
   place) [ $# -ge 3 ] || fail "expected: place WORK FILE..." ;;
+  tasks) [ $# -ge 6 ] || fail "expected: tasks WORK SECONDS FOLDER MODEL.gguf TASK,TASK,... FLAGS..." ;;
   run) [ $# -ge 5 ] || fail "expected: run WORK SECONDS FOLDER MODEL.gguf FLAGS..." ;;
-  *) fail "unknown step '${1:-}'; expected: pack | place | run" ;;
+  *) fail "unknown step '${1:-}'; expected: pack | place | run | tasks" ;;
 esac
 "$@"

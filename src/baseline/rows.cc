@@ -66,6 +66,14 @@ Status ReadDraft(std::string_view text, const std::vector<std::string_view>& opt
       rows->draft_window = *window;
       continue;
     }
+    if (option.starts_with('x')) {
+      const std::optional<int32_t> rounds = WholeNumber(option.substr(1));
+      if (!rounds || *rounds < 1 || *rounds > kMaxDraftRounds)
+        return NotUnderstood(text, "x takes a number of rounds, 1 to " + std::to_string(kMaxDraftRounds));
+      if (rows->draft_rounds != 1) return NotUnderstood(text, "the draft has two numbers of rounds");
+      rows->draft_rounds = *rounds;
+      continue;
+    }
     if (budget) return NotUnderstood(text, "the draft has two budgets");
     budget = true;
     if (option == "same") {
@@ -128,6 +136,7 @@ std::string RowsText(const RowSources& rows, int32_t window) {
     add("draft", rows.draft);
     text.append("@").append(TextOf(rows.draft_budget));
     if (rows.draft_window > 0) text.append("@w").append(std::to_string(rows.draft_window));
+    if (rows.draft_rounds > 1) text.append("@x").append(std::to_string(rows.draft_rounds));
   }
   if (rows.oracle > 0) add("oracle", rows.oracle);
   return text;
@@ -156,7 +165,11 @@ Status CheckSources(const RowSources& rows, int32_t window) {
   if (!valid) return Expected("rows.draft_budget", "a share above 0 up to 1, or at least 1 token", TextOf(budget));
   if (rows.draft_window < 0 || rows.draft_window > kMaxRows)
     return Expected("rows.draft_window", "0 to " + std::to_string(kMaxRows), std::to_string(rows.draft_window));
+  if (rows.draft_rounds < 1 || rows.draft_rounds > kMaxDraftRounds)
+    return Expected("rows.draft_rounds", "1 to " + std::to_string(kMaxDraftRounds), std::to_string(rows.draft_rounds));
   if (rows.draft > 0) return Status::Ok();
+  if (rows.draft_rounds != 1)
+    return Expected("rows.draft_rounds", "1 without a draft", std::to_string(rows.draft_rounds));
   const Budget plain = RowSources{}.draft_budget;
   if (budget.fraction != plain.fraction || budget.tokens != plain.tokens)
     return Expected("rows.draft_budget", "the default without a draft", TextOf(budget));

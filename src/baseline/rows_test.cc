@@ -81,6 +81,10 @@ TEST(ParseRows, RefusesEverythingElse) {
                            "draft:8@w0",
                            "draft:8@w129",
                            "draft:8@w8@w8",
+                           "draft:8@x",
+                           "draft:8@x0",
+                           "draft:8@x5",
+                           "draft:8@x2@x2",
                            "draft:8+draft:8",
                            "oracle:99999999999",
                            "delay:8+draft:8",
@@ -106,12 +110,14 @@ TEST(RowsText, IsWhatParseRowsReads) {
     const RowsSetting setting = Read(text);
     return RowsText(setting.sources, setting.window);
   };
-  for (const char* text :
-       {"window:8", "window:128", "delay:8", "window:8+delay:64", "window:8+draft:8@10%", "draft:8@2.5%", "draft:1@256",
-        "window:8+draft:8@same@w32", "draft:8@33.3333%", "oracle:16", "window:1+oracle:1"})
+  for (const char* text : {"window:8", "window:128", "delay:8", "window:8+delay:64", "window:8+draft:8@10%",
+                           "draft:8@2.5%", "draft:1@256", "window:8+draft:8@same@w32", "window:8+draft:8@10%@w32@x2",
+                           "draft:8@5%@x4", "draft:8@33.3333%", "oracle:16", "window:1+oracle:1"})
     EXPECT_EQ(round(text), text);
   EXPECT_EQ(round("draft:8"), "draft:8@10%");
   EXPECT_EQ(round("draft:8@w32@5.0%+window:08"), "window:8+draft:8@5%@w32");
+  EXPECT_EQ(round("draft:8@x3@5%"), "draft:8@5%@x3");
+  EXPECT_EQ(round("draft:8@x1"), "draft:8@10%");
   EXPECT_EQ(RowsText(RowSources{}, 8), "window:8");
 }
 
@@ -136,6 +142,9 @@ TEST(CheckSources, NamesTheField) {
   EXPECT_TRUE(
       refused([](RowSources& rows) { rows.draft = 8, rows.draft_budget = Budget::Tokens(-1); }, "rows.draft_budget"));
   EXPECT_TRUE(refused([](RowSources& rows) { rows.draft_window = 8; }, "rows.draft_window"));
+  EXPECT_TRUE(refused([](RowSources& rows) { rows.draft_rounds = 2; }, "rows.draft_rounds"));
+  EXPECT_TRUE(refused([](RowSources& rows) { rows.draft = 8, rows.draft_rounds = 5; }, "rows.draft_rounds"));
+  EXPECT_TRUE(refused([](RowSources& rows) { rows.draft = 8, rows.draft_rounds = 0; }, "rows.draft_rounds"));
   EXPECT_TRUE(refused([](RowSources& rows) { rows.draft = 8, rows.draft_window = 129; }, "rows.draft_window"));
 }
 

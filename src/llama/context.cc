@@ -49,7 +49,7 @@ Result<Context> Context::Create(const Model& model, const ContextOptions& option
   params.n_ctx = options.cells;
   params.n_batch = options.ubatch;
   params.n_ubatch = options.ubatch;
-  params.n_seq_max = std::max(options.sequences, options.two_sequences ? 2 : 1);
+  params.n_seq_max = options.sequences;
   params.kv_unified = true;
   const int32_t cores = std::max(1U, std::thread::hardware_concurrency());
   params.n_threads = options.threads > 0 ? options.threads : cores;

@@ -25,7 +25,6 @@ struct ContextOptions {
   bool flash_attention = true;
   DType kv_type = DType::kF16;
   int32_t sequences = 1;                      // over the same cells
-  bool two_sequences = false;                 // room for a second sequence id over the same cells
   Tap* tap = nullptr;                         // watches every graph; must outlive the context
   const std::atomic<bool>* cancel = nullptr;  // set to true: the running decode stops with kCancelled
 };

@@ -107,16 +107,28 @@ Status CheckDraftBudget(const baseline::Recipe& recipe, const Budget& budget) {
   return count.ok() ? Status::Ok() : Status(count.status().code(), "draft's " + count.status().message());
 }
 
+Result<Evicted> EvictAsking(Prefilled* prefilled, Engine* engine, const baseline::Recipe& recipe, const Budget& budget,
+                            std::span<const Token> tokens) {
+  DROPKV_RETURN_IF_ERROR(Extend(prefilled, tokens));
+  Result<Evicted> evicted = Evict(*prefilled, engine, recipe, budget);
+  DROPKV_RETURN_IF_ERROR(Retract(prefilled));
+  return evicted;
+}
+
 Result<DraftReport> Draft(Prefilled* prefilled, Engine* engine, const baseline::Recipe& recipe, const Budget& budget) {
   DraftReport report;
   const auto start = Clock::now();
-  const Result<Evicted> cut =
-      Evict(*prefilled, engine, baseline::DraftRecipe(recipe), baseline::DraftBudget(recipe.rows, budget));
-  if (!cut.ok()) return cut.status();
-  Result<std::unique_ptr<Decoder>> decoder = MakeCompactedDecoder(prefilled, cut->keep, recipe.rows.draft);
-  if (!decoder.ok()) return decoder.status();
-  report.kv_bytes = prefilled->KvBytes(cut->keep.total());
-  DROPKV_RETURN_IF_ERROR(DraftTokens(*prefilled, recipe.rows.draft, decoder->get(), &report.tokens));
+  const Budget kept = baseline::DraftBudget(recipe.rows, budget);
+  for (int32_t round = 0; round < recipe.rows.draft_rounds; ++round) {
+    const Result<Evicted> cut = round == 0 ? Evict(*prefilled, engine, baseline::DraftRecipe(recipe), kept)
+                                           : EvictAsking(prefilled, engine, recipe, kept, report.tokens);
+    if (!cut.ok()) return cut.status();
+    Result<std::unique_ptr<Decoder>> decoder = MakeCompactedDecoder(prefilled, cut->keep, recipe.rows.draft);
+    if (!decoder.ok()) return decoder.status();
+    report.kv_bytes = prefilled->KvBytes(cut->keep.total());
+    report.tokens.clear();
+    DROPKV_RETURN_IF_ERROR(DraftTokens(*prefilled, recipe.rows.draft, decoder->get(), &report.tokens));
+  }
   report.seconds = SecondsSince(start);
   return report;
 }
@@ -127,10 +139,9 @@ Result<Evicted> EvictLookingAhead(Prefilled* prefilled, Engine* engine, const ba
   Result<DraftReport> drafted = Draft(prefilled, engine, recipe, budget);
   if (!drafted.ok()) return drafted.status();
   const auto start = Clock::now();
-  DROPKV_RETURN_IF_ERROR(Extend(prefilled, drafted->tokens));
-  drafted->seconds += SecondsSince(start);
-  Result<Evicted> evicted = Evict(*prefilled, engine, recipe, budget);
-  DROPKV_RETURN_IF_ERROR(Retract(prefilled));
+  Result<Evicted> evicted = EvictAsking(prefilled, engine, recipe, budget, drafted->tokens);
+  if (!evicted.ok()) return evicted;
+  drafted->seconds += SecondsSince(start) - evicted->score_seconds - evicted->report.certificate_s;
   *draft = std::move(*drafted);
   return evicted;
 }

@@ -43,6 +43,11 @@ Status DraftTokens(const Prefilled& prefilled, int32_t most, Decoder* decoder, s
 // `prefilled` must not be extended.
 Result<DraftReport> Draft(Prefilled* prefilled, Engine* engine, const baseline::Recipe& recipe, const Budget& budget);
 
+// Evict of evict.h with these tokens' rows beside those of recipe.rows, or instead of them. Leaves nothing behind.
+// `prefilled` must not be extended.
+Result<Evicted> EvictAsking(Prefilled* prefilled, Engine* engine, const baseline::Recipe& recipe, const Budget& budget,
+                            std::span<const Token> tokens);
+
 // Evict of evict.h, asked by what recipe.rows says: drafts, asks the drafted rows too and takes them back. `draft` gets
 // the report; untouched without drafted rows. A prefill that Extend has extended is judged by those tokens as it is.
 Result<Evicted> EvictLookingAhead(Prefilled* prefilled, Engine* engine, const baseline::Recipe& recipe,

@@ -250,6 +250,25 @@ TEST_P(LookAheadTest, DraftsWhatTheCutCacheAnswers) {
   EXPECT_EQ(draft->tokens, expected);
 }
 
+// A second round drafts from the cache that the first draft's rows cut.
+TEST_P(LookAheadTest, ASecondRoundDraftsFromTheBetterCache) {
+  Recipe recipe = Preset("dropkv", 5);
+  recipe.rows.draft_budget = Budget::Tokens(30);
+  Prefilled prefilled = Prefill(kPrompt, {recipe});
+  const Result<DraftReport> first = Draft(&prefilled, &*engine_, recipe, Budget::Tokens(99));
+  ASSERT_TRUE(first.ok()) << first.status().message();
+  recipe.rows.draft_rounds = 2;
+  const Result<DraftReport> second = Draft(&prefilled, &*engine_, recipe, Budget::Tokens(99));
+  ASSERT_TRUE(second.ok()) << second.status().message();
+  EXPECT_EQ(prefilled.generated, 0);
+  const Result<Evicted> cut = EvictAsking(&prefilled, &*engine_, recipe, Budget::Tokens(30), first->tokens);
+  ASSERT_TRUE(cut.ok()) << cut.status().message();
+  Result<std::unique_ptr<Decoder>> decoder = MakeCompactedDecoder(&prefilled, cut->keep, 16);
+  std::vector<Token> expected;
+  ASSERT_TRUE(DraftTokens(prefilled, 5, decoder->get(), &expected).ok());
+  EXPECT_EQ(second->tokens, expected);
+}
+
 // Until the cut the logits are the full cache's; with everything kept they are so behind it too.
 TEST_P(LookAheadTest, ADelayedCutComesAfterSoManyTokens) {
   const Recipe recipe = Preset("dropkv", 0);

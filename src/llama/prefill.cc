@@ -213,7 +213,7 @@ Result<Prefilled> Prefill(const Model& model, std::vector<Token> tokens, const P
   context.threads = options.threads;
   context.flash_attention = options.flash_attention;
   context.kv_type = options.kv_type;
-  context.two_sequences = true;
+  context.sequences = 2;  // the second one names parts of the first
   context.tap = prefilled.tap.get();
   context.cancel = options.cancel;
   Result<Context> made = Context::Create(model, context);

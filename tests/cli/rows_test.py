@@ -138,11 +138,11 @@ class Evaluation(CommandLineTest):
         self.assertEqual(done.returncode, 0, done.stderr.decode())
         return [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
 
-    SOURCES = ("--rows", "window:8,window:8+draft:4,draft:4", "--rows", "window:8+delay:5", "--rows", "oracle:12")
+    SOURCES = ("--rows", "window:8,window:8+draft:4,draft:4,window:8+draft:3@20%@x2", "--rows", "window:8+delay:5", "--rows", "oracle:12")
 
     def test_every_source_with_every_pooling(self):
         rows = self.evaluate("a", "--policies", "dropkv,knorm", *self.SOURCES, "--pool", "1", "--pool", "2,5")
-        names = ["dropkv", "dropkv window:8+draft:4@10%", "dropkv draft:4@10%", "dropkv window:8+delay:5",
+        names = ["dropkv", "dropkv window:8+draft:4@10%", "dropkv draft:4@10%", "dropkv window:8+draft:3@20%@x2", "dropkv window:8+delay:5",
                  "dropkv oracle:12"]
         expected = [f"{name} k={pool}" for name in names for pool in ("1", "2,5")] + ["knorm"]
         self.assertEqual([row["setting"] for row in rows[1:2 * len(expected):2]], expected)
@@ -163,7 +163,7 @@ class Evaluation(CommandLineTest):
             arguments = ("--policies", "dropkv,adadropkv", *self.SOURCES, "--fidelity", "12", "--kv", "f32", "--fa", "off")
             alone = self.evaluate("alone" + model, *arguments, "--batch", "1", model=model)
             together = self.evaluate("together" + model, *arguments, "--batch", "16", model=model)
-            self.assertEqual(len(alone), 2 * (1 + 2 * 2 * 5))
+            self.assertEqual(len(alone), 2 * (1 + 2 * 2 * 6))
             for one, other in zip(alone, together):
                 for field in ("setting", "budget", "answer", "score", "kept", "top1"):
                     self.assertEqual(one.get(field), other.get(field), (model, one["setting"], one["budget"]))
@@ -174,7 +174,7 @@ class Evaluation(CommandLineTest):
         sample = self.write("one.jsonl", json.dumps({"task": "made", "context": context + "\n\n", "question": "xyz abc",
                                                      "outputs": ["a"], "max_tokens": 12}))
         document = self.write("context.txt", context)
-        for rows in ("window:8+draft:5", "draft:5@40%", "window:8+delay:5"):
+        for rows in ("window:8+draft:5", "draft:5@40%", "window:8+draft:5@x3", "window:8+delay:5"):
             evaluated = self.evaluate(rows, "--policies", "dropkv,adadropkv", "--rows", rows, "--batch", "1", suite=sample)
             for policy in ("dropkv", "adadropkv"):
                 runs = self.json("-f", document, "-p", "xyz abc", "--max-tokens", "12", "--policy", policy, "--budget",

@@ -12,16 +12,21 @@ using llama::Token;
 
 namespace {
 
+bool SameDraft(const baseline::Recipe& a, const baseline::Recipe& b) {
+  if (a.rows.draft_rounds != b.rows.draft_rounds) return false;
+  if (a.rows.draft_rounds > 1) return SameEviction(a, b);
+  return SameEviction(baseline::DraftRecipe(a), baseline::DraftRecipe(b));
+}
+
 bool SameBudget(const Budget& a, const Budget& b) { return a.fraction == b.fraction && a.tokens == b.tokens; }
 
 }  // namespace
 
 size_t Drafts::Find(const Job& job) const {
   const baseline::Recipe& recipe = job.setting->recipe;
-  const baseline::Recipe cut = baseline::DraftRecipe(recipe);
   const Budget budget = baseline::DraftBudget(recipe.rows, job.budget);
   const auto found = std::find_if(drafts_.begin(), drafts_.end(), [&](const Draft& draft) {
-    return SameEviction(draft.cut, cut) && SameBudget(draft.budget, budget);
+    return SameDraft(draft.recipe, recipe) && SameBudget(draft.budget, budget);
   });
   return found - drafts_.begin();
 }
@@ -32,23 +37,36 @@ Status Drafts::Make(llama::Prefilled* prefilled, Engine* engine, std::span<const
     const baseline::Recipe& recipe = job->setting->recipe;
     const size_t index = Find(*job);
     if (index == drafts_.size())
-      drafts_.push_back(
-          {baseline::DraftRecipe(recipe), baseline::DraftBudget(recipe.rows, job->budget), 0, {}, {}, false, 0});
-    Draft& draft = drafts_[index];
-    draft.most = std::max(draft.most, recipe.rows.draft);
-  }
-  for (Draft& draft : drafts_) {
-    const auto start = Clock::now();
-    Result<llama::Evicted> cut = llama::Evict(*prefilled, engine, draft.cut, draft.budget);
-    if (!cut.ok()) return cut.status();
-    draft.keep = std::move(cut->keep);
-    draft.seconds = SecondsSince(start);
+      drafts_.push_back({recipe, baseline::DraftBudget(recipe.rows, job->budget), 0, {}, {}, false, 0});
+    drafts_[index].most = std::max(drafts_[index].most, recipe.rows.draft);
   }
   const int32_t most = std::min(batch, llama::BatchDecoder::MaxSequences(*prefilled->model));
-  for (size_t first = 0; first < drafts_.size(); first += most) {
-    const std::span<Draft> part = std::span(drafts_).subspan(first, std::min<size_t>(most, drafts_.size() - first));
-    DROPKV_RETURN_IF_ERROR(batch > 1 ? DecodeTogether(prefilled, part) : DecodeAlone(prefilled, &part.front()));
+  for (int32_t round = 0; round < baseline::kMaxDraftRounds; ++round) {
+    std::vector<Draft*> active;
+    for (Draft& draft : drafts_) {
+      if (draft.recipe.rows.draft_rounds <= round) continue;
+      DROPKV_RETURN_IF_ERROR(Cut(prefilled, engine, round, &draft));
+      active.push_back(&draft);
+    }
+    for (size_t first = 0; first < active.size(); first += most) {
+      const auto part = std::span(active).subspan(first, std::min<size_t>(most, active.size() - first));
+      DROPKV_RETURN_IF_ERROR(batch > 1 ? DecodeTogether(prefilled, part) : DecodeAlone(prefilled, part.front()));
+    }
   }
+  return Status::Ok();
+}
+
+// The cache that the draft of a round comes from.
+Status Drafts::Cut(llama::Prefilled* prefilled, Engine* engine, int32_t round, Draft* draft) {
+  const auto start = Clock::now();
+  Result<llama::Evicted> cut =
+      round == 0 ? llama::Evict(*prefilled, engine, baseline::DraftRecipe(draft->recipe), draft->budget)
+                 : llama::EvictAsking(prefilled, engine, draft->recipe, draft->budget, draft->tokens);
+  if (!cut.ok()) return cut.status();
+  draft->keep = std::move(cut->keep);
+  draft->tokens.clear();
+  draft->ended = false;
+  draft->seconds += SecondsSince(start);
   return Status::Ok();
 }
 
@@ -61,13 +79,13 @@ Status Drafts::DecodeAlone(llama::Prefilled* prefilled, Draft* draft) {
   return Status::Ok();
 }
 
-Status Drafts::DecodeTogether(llama::Prefilled* prefilled, std::span<Draft> drafts) {
+Status Drafts::DecodeTogether(llama::Prefilled* prefilled, std::span<Draft* const> drafts) {
   const auto start = Clock::now();
   std::vector<const KeepList*> lists;
   int32_t reserve = 1;
-  for (const Draft& draft : drafts) {
-    lists.push_back(&draft.keep);
-    reserve = std::max(reserve, draft.most);
+  for (const Draft* draft : drafts) {
+    lists.push_back(&draft->keep);
+    reserve = std::max(reserve, draft->most);
   }
   const Result<std::unique_ptr<llama::BatchDecoder>> decoder = llama::BatchDecoder::Create(prefilled, lists, reserve);
   if (!decoder.ok()) return decoder.status();
@@ -75,7 +93,7 @@ Status Drafts::DecodeTogether(llama::Prefilled* prefilled, std::span<Draft> draf
   for (int32_t step = 0;; ++step) {
     std::vector<llama::BatchDecoder::Item> next;
     for (size_t i = 0, item = 0; i < drafts.size(); ++i) {
-      Draft& draft = drafts[i];
+      Draft& draft = *drafts[i];
       if (draft.ended) continue;
       const std::span<const float> logits = step == 0 ? prefilled->logits : (*decoder)->logits(item++);
       draft.ended = !llama::AddDrafted(*prefilled->model, logits, draft.most, &draft.tokens);
@@ -85,7 +103,7 @@ Status Drafts::DecodeTogether(llama::Prefilled* prefilled, std::span<Draft> draf
     if (items.empty()) break;
     DROPKV_RETURN_IF_ERROR((*decoder)->Step(items));
   }
-  for (Draft& draft : drafts) draft.seconds += SecondsSince(start) / static_cast<double>(drafts.size());
+  for (Draft* draft : drafts) draft->seconds += SecondsSince(start) / static_cast<double>(drafts.size());
   return Status::Ok();
 }
 

@@ -15,7 +15,8 @@ namespace dropkv::eval {
 class Drafts {
  public:
   // Decodes what `jobs` draft, at most `batch` caches at a time (1: by decoders of their own). Settings that cut alike
-  // to the same budget share a draft, the shorter one is the longer one's beginning.
+  // to the same budget share a draft, the shorter one is the longer one's beginning; those of several rounds share it
+  // where they agree in all they score by.
   Status Make(llama::Prefilled* prefilled, Engine* engine, std::span<const Job* const> jobs, int32_t batch);
 
   // The tokens that a job asks, at most as many as its setting says; empty where it drafts none.
@@ -25,7 +26,7 @@ class Drafts {
 
  private:
   struct Draft {
-    baseline::Recipe cut;
+    baseline::Recipe recipe;  // of the first setting that drafts so
     Budget budget;
     int32_t most = 0;  // tokens
     KeepList keep;
@@ -35,7 +36,8 @@ class Drafts {
   };
 
   size_t Find(const Job& job) const;  // drafts_.size(): not there
-  Status DecodeTogether(llama::Prefilled* prefilled, std::span<Draft> drafts);
+  static Status Cut(llama::Prefilled* prefilled, Engine* engine, int32_t round, Draft* draft);
+  static Status DecodeTogether(llama::Prefilled* prefilled, std::span<Draft* const> drafts);
   static Status DecodeAlone(llama::Prefilled* prefilled, Draft* draft);
 
   std::vector<Draft> drafts_;

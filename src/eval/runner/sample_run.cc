@@ -151,8 +151,10 @@ Status SampleRun::Extend(std::span<const Token> tokens, double* seconds) {
   DROPKV_RETURN_IF_ERROR(llama::Retract(&prefilled_));
   behind_.assign(tokens.begin(), tokens.end());
   DROPKV_RETURN_IF_ERROR(llama::Extend(&prefilled_, behind_));
-  const std::span<const float> logits = prefilled_.context->logits();
-  if (!tokens.empty()) behind_logits_.assign(logits.begin(), logits.end());
+  if (!tokens.empty()) {
+    const std::span<const float> logits = prefilled_.context->logits();
+    behind_logits_.assign(logits.begin(), logits.end());
+  }
   *seconds += SecondsSince(start);
   return Status::Ok();
 }
