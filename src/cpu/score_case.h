@@ -194,7 +194,7 @@ class CaseData {
       q_.push_back(scale * random.Normal());
     if (case_.content != Content::kNonFinite) return;
     q_[3] = NAN;
-    q_[static_cast<size_t>(case_.rows) * case_.key_dim] = INFINITY;
+    if (case_.query_heads() > 1) q_[static_cast<size_t>(case_.rows) * case_.key_dim] = INFINITY;
   }
 
   void MakeCells() {
