@@ -37,29 +37,13 @@ Result<std::unique_ptr<BatchDecoder>> BatchDecoder::Create(Prefilled* prefilled,
   decoder->fed_.assign(lists.size(), 0);
   decoder->rows_ = std::max(kSmallBatch, decoder->sequences());
   decoder->tap_.set_always_copy(prefilled->options.copy_cache);
-  DROPKV_RETURN_IF_ERROR(decoder->FillCaches(prefilled, lists, reserve));
+  for (const KeepList* keep : lists)
+    DROPKV_RETURN_IF_ERROR(
+        decoder->takeover_.AddSequence(prefilled, prefilled->WithGenerated(*keep), std::min(reserve, 2 * kSmallBatch)));
   DROPKV_RETURN_IF_ERROR(decoder->MakeContext(*prefilled, reserve));
   decoder->tap_.set_listener(&decoder->takeover_);
   if (prefilled->options.flash_attention) DROPKV_RETURN_IF_ERROR(decoder->ChooseWay(prefilled->tokens.back()));
   return decoder;
-}
-
-Status BatchDecoder::FillCaches(Prefilled* prefilled, std::span<const KeepList* const> lists, int32_t reserve) {
-  std::vector<KeepList> kept;
-  for (const KeepList* keep : lists) kept.push_back(prefilled->WithGenerated(*keep));
-  for (size_t i = 0; i < prefilled->layers.size(); ++i) {
-    const int32_t number = prefilled->layers[i];
-    LayerInfo& layer = prefilled->tap->layers().at(number);
-    const Result<KvView> view = layer.View(layer.cells);
-    if (!view.ok()) return view.status();
-    for (const KeepList& keep : kept) {
-      Result<RaggedCache> cache = RaggedCache::Create(view->k.dtype, layer.kv_heads, layer.key_dim, layer.value_dim);
-      if (!cache.ok()) return cache.status();
-      DROPKV_RETURN_IF_ERROR(cache->Assign(*view, keep, static_cast<int32_t>(i), std::min(reserve, 2 * kSmallBatch)));
-      DROPKV_RETURN_IF_ERROR(takeover_.AddLayer(number, layer, std::move(*cache)));
-    }
-  }
-  return Status::Ok();
 }
 
 // libllama's own cells hold one piece and, for sliding layers, the prompt's window once for all and behind it what each

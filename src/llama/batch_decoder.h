@@ -54,7 +54,6 @@ class BatchDecoder {
  private:
   explicit BatchDecoder(ThreadPool* pool) : takeover_(&tap_, pool) {}
 
-  Status FillCaches(Prefilled* prefilled, std::span<const KeepList* const> lists, int32_t reserve);
   Status MakeContext(const Prefilled& prefilled, int32_t reserve);
   Status Check(std::span<const Item> items) const;
   Status DecodePiece(std::span<const Item> items, size_t first);

@@ -141,17 +141,8 @@ Status RaggedDecoder::Init(Prefilled* prefilled, const KeepList& keep, int32_t r
   end_ = prefilled->end();
   window_state_ = prefilled->window_state;
   sliding_window_ = prefilled->model->sliding_window();
-  for (size_t i = 0; i < prefilled->layers.size(); ++i) {
-    const int32_t number = prefilled->layers[i];
-    LayerInfo& layer = prefilled->tap->layers().at(number);
-    const Result<KvView> view = layer.View(layer.cells);
-    if (!view.ok()) return view.status();
-    Result<RaggedCache> cache = RaggedCache::Create(view->k.dtype, layer.kv_heads, layer.key_dim, layer.value_dim);
-    if (!cache.ok()) return cache.status();
-    // The caches grow as they need to: a long answer that may come takes no memory before it does.
-    DROPKV_RETURN_IF_ERROR(cache->Assign(*view, keep, static_cast<int32_t>(i), std::min(reserve, 2 * kSmallBatch)));
-    DROPKV_RETURN_IF_ERROR(takeover_.AddLayer(number, layer, std::move(*cache)));
-  }
+  // The caches grow as they need to: a long answer that may come takes no memory before it does.
+  DROPKV_RETURN_IF_ERROR(takeover_.AddSequence(prefilled, keep, std::min(reserve, 2 * kSmallBatch)));
   // libllama's own cells are not read: they only have to hold one piece.
   Result<Context> context = Context::Create(*prefilled->model, SmallContext(*prefilled, 256, &tap_));
   if (!context.ok()) return context.status();

@@ -8,6 +8,8 @@
 #include <thread>
 #include <utility>
 
+#include "llama/prefill.h"
+
 namespace dropkv::llama {
 namespace {
 
@@ -38,6 +40,20 @@ Status Takeover::AddLayer(int32_t number, const LayerInfo& prefill, RaggedCache 
     tap_->layers()[number].value_dim = prefill.value_dim;
   }
   layer->caches.push_back(std::move(cache));
+  return Status::Ok();
+}
+
+Status Takeover::AddSequence(Prefilled* prefilled, const KeepList& keep, int32_t reserve) {
+  for (size_t i = 0; i < prefilled->layers.size(); ++i) {
+    const int32_t number = prefilled->layers[i];
+    LayerInfo& layer = prefilled->tap->layers().at(number);
+    const Result<KvView> view = layer.View(layer.cells);
+    if (!view.ok()) return view.status();
+    Result<RaggedCache> cache = RaggedCache::Create(view->k.dtype, layer.kv_heads, layer.key_dim, layer.value_dim);
+    if (!cache.ok()) return cache.status();
+    DROPKV_RETURN_IF_ERROR(cache->Assign(*view, keep, static_cast<int32_t>(i), reserve));
+    DROPKV_RETURN_IF_ERROR(AddLayer(number, layer, std::move(*cache)));
+  }
   return Status::Ok();
 }
 

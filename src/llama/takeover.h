@@ -14,20 +14,23 @@
 #include <span>
 #include <vector>
 
+#include "dropkv/keep_list.h"
 #include "dropkv/ragged_cache.h"
 #include "llama/attend_rows.h"
 #include "llama/tap.h"
 
 namespace dropkv::llama {
 
+struct Prefilled;
+
 class Takeover : public AttentionListener {
  public:
   // `tap` watches the context that is taken over; pool (may be null) serves the stops.
   Takeover(Tap* tap, ThreadPool* pool) : tap_(tap), pool_(pool) {}
 
-  // From now on layer `number` attends to `cache`. `prefill` says how its logits are made. Called again for a layer:
-  // the cache of the next sequence. All layers have the same shape.
-  Status AddLayer(int32_t number, const LayerInfo& prefill, RaggedCache cache);
+  // From now on the next sequence (0, 1, ...) attends, in every layer of `prefilled` that sees the whole prompt, to the
+  // rows that `keep` names. reserve: room for so many tokens more before the caches grow.
+  Status AddSequence(Prefilled* prefilled, const KeepList& keep, int32_t reserve);
 
   // To be called before every decode of the context. sequences: of its tokens in their order, all in one piece; empty:
   // all are sequence 0's.
@@ -65,6 +68,8 @@ class Takeover : public AttentionListener {
     std::atomic<uint64_t> begun{0};     // last call whose work list is ready
   };
 
+  // The cache of a layer's next sequence. `prefill` says how the layer's logits are made.
+  Status AddLayer(int32_t number, const LayerInfo& prefill, RaggedCache cache);
   static void RunCustom(ggml_tensor* node, int thread, int threads, void* layer);
   Status BeginLayer(Layer* layer, ggml_tensor* node, int32_t workers);
   Status FindCaches(size_t tokens, Layer* layer) const;
