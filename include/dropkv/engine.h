@@ -67,8 +67,8 @@ struct EvictReport {
   int64_t nonfinite_tokens = 0;  // (layer, head, token) with NaN or Inf in key, value or score: kept
   int64_t dominant_tokens = 0;   // (layer, head, token) with p >= 1 - 1e-6 in some row: kept
   int64_t skipped_rows = 0;      // query rows with NaN or Inf: they judge nothing
-  double attend_s = 0;           // wall-clock seconds
-  double score_s = 0;
+  double attend_s = 0;           // wall-clock seconds; of plans that share a pass each has all of it
+  double score_s = 0;            // the same
   double select_s = 0;
   double certificate_s = 0;
   std::string_view kernel;  // the instruction set that ran
@@ -98,6 +98,16 @@ class DROPKV_API Engine {
   Result<KeepList> Run(const Plan& plan, std::span<const LayerInput> layers, std::span<std::byte> workspace,
                        const EvictOutput& output, EvictReport* report);
 
+  // Run for several plans whose scores are the same, made once: plans of one shape whose policies agree in signal,
+  // window, pool, sink and seed, and may differ in name, heads and alpha, as their budgets may. List i is what Run
+  // returns for plans[i], bit for bit. workspace: the largest workspace_bytes of the plans. outputs, reports: one for
+  // each plan, or none at all. A report's attend_s and score_s are the shared pass's, which the plan would cost alone:
+  // over the plans they add up to more than was spent. Beside the lists it allocates one array of the plans' size.
+  // Errors: Run's; no plan, plans that disagree, spans of another size.
+  Result<std::vector<KeepList>> RunAll(std::span<const Plan> plans, std::span<const LayerInput> layers,
+                                       std::span<std::byte> workspace, std::span<const EvictOutput> outputs,
+                                       std::span<EvictReport> reports);
+
   // The certificate of any keep list, also one that no run made (docs/algorithm.md section 6), over the rows given:
   // shape.rows, or where that is 0 any number from 1 to 128, the same in every layer. Lists may differ in length over
   // heads and layers; keep.layers() and keep.kv_heads() are the shape's, positions lie below shape.tokens +
@@ -105,6 +115,11 @@ class DROPKV_API Engine {
   // of them may be null. Allocates its workspace.
   Status Certify(const EvictShape& shape, std::span<const LayerInput> layers, const KeepList& keep, float* output_error,
                  float* evicted_mass);
+
+  // Certify for several lists over one pass: outputs[i].output_error and evicted_mass, one of which may be null, are
+  // those of *lists[i]; its scores are not written.
+  Status CertifyAll(const EvictShape& shape, std::span<const LayerInput> layers, std::span<const KeepList* const> lists,
+                    std::span<const EvictOutput> outputs);
 
   ThreadPool* pool() const;
   std::string_view kernel() const;

@@ -52,6 +52,8 @@ struct Policy {
   uint64_t seed = 0;  // kRandom only
 
   bool needs_queries() const { return signal == Signal::kDropKv || signal == Signal::kAttention; }
+
+  bool operator==(const Policy&) const = default;
 };
 
 // The named presets, in the order of the documentation.
@@ -76,6 +78,8 @@ struct Budget {
 
   static Budget Fraction(double f) { return {f, 0}; }
   static Budget Tokens(int64_t t) { return {std::nullopt, t}; }
+
+  bool operator==(const Budget&) const = default;
 };
 
 // Reads "10%", "2.5%" (0 < P <= 100, the share KEPT) or "512" (tokens per KV head), nothing else: no sign, no space, no

@@ -110,6 +110,8 @@ struct Recipe {
   int tier = 1;        // 1: the paper's, 2: others
 
   const std::string& name() const { return policy.name; }
+
+  bool operator==(const Recipe&) const = default;
 };
 
 // The signal of an engine's own scorer (kFull, kDropKv, kAttention, kRecency, kRandom), else nothing.

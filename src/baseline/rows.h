@@ -29,6 +29,8 @@ struct RowSources {
 
   // Rows of generated tokens that are asked for; an answer may end before.
   int32_t generated() const { return delay + draft + oracle; }
+
+  bool operator==(const RowSources&) const = default;
 };
 
 // What the draft keeps in a run that keeps `run`.

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "baseline/output_metric.h"
 #include "baseline/projection_norm.h"
@@ -148,6 +149,66 @@ double ShareOf(int32_t keep, int32_t tokens) {
   double share = static_cast<double>(keep) / tokens;
   while (static_cast<int32_t>(share * tokens) < keep) share = std::nextafter(share, 2.0);
   return share;
+}
+
+bool ReadsBudget(const Recipe& recipe) {
+  switch (recipe.scorer) {
+    case Scorer::kCompactor:
+    case Scorer::kDefensive:
+      return true;
+    case Scorer::kKeyDiff:
+      return recipe.block > 0;
+    case Scorer::kFull:
+    case Scorer::kDropKv:
+    case Scorer::kDropKvCompat:
+    case Scorer::kDropKvWo:
+    case Scorer::kAttention:
+    case Scorer::kRecency:
+    case Scorer::kRandom:
+    case Scorer::kProjection:
+    case Scorer::kProjectionCode:
+    case Scorer::kCaote:
+    case Scorer::kAttentionSum:
+    case Scorer::kAttentionMean:
+    case Scorer::kLastRow:
+    case Scorer::kKeyNorm:
+    case Scorer::kLag:
+    case Scorer::kExpected:
+    case Scorer::kCur:
+    case Scorer::kLocalAttention:
+    case Scorer::kCapKv:
+    case Scorer::kFinch:
+    case Scorer::kVatp:
+    case Scorer::kObCache:
+    case Scorer::kVariance:
+      return false;
+  }
+  return true;
+}
+
+bool SameScores(const Recipe& a, const Recipe& b) {
+  if (ReadsBudget(a) || ReadsBudget(b)) return false;
+  const auto behind = [](const Recipe& recipe) { return std::pair(recipe.rows.window, recipe.rows.generated() > 0); };
+  // CAKE's rule has its preferences measured beside the scores.
+  const auto measured = [](const Recipe& recipe) { return recipe.layers == LayerRule::kCake; };
+  if (behind(a) != behind(b) || measured(a) != measured(b)) return false;
+  Recipe same = b;  // but for what Select alone reads, and for words
+  same.rows = a.rows;
+  same.policy.name = a.policy.name;
+  same.policy.signal = a.policy.signal;
+  same.policy.heads = a.policy.heads;
+  same.policy.alpha = a.policy.alpha;
+  same.flat_heads = a.flat_heads;
+  same.layers = a.layers;
+  same.pyramid_beta = a.pyramid_beta;
+  same.cake_tau1 = a.cake_tau1;
+  same.cake_tau2 = a.cake_tau2;
+  same.recent_share = a.recent_share;
+  same.first_stage = a.first_stage;
+  same.signal = a.signal;
+  same.source = a.source;
+  same.tier = a.tier;
+  return same == a;
 }
 
 Result<LayerScores> Score(const Recipe& recipe, const Layer& layer, double keep_fraction, ThreadPool* pool) {

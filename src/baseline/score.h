@@ -43,6 +43,13 @@ double ShareOf(int32_t keep, int32_t tokens);
 // where the formula has no place for them. pool null: one thread. Results do not depend on the number of threads.
 Result<LayerScores> Score(const Recipe& recipe, const Layer& layer, double keep_fraction, ThreadPool* pool);
 
+// Whether Score reads keep_fraction.
+bool ReadsBudget(const Recipe& recipe);
+
+// Whether Score gives both recipes the same for every layer and budget, rows of the same generated tokens given: they
+// differ only in what Select reads, rules of heads and layers above all, and in how many generated rows they ask for.
+bool SameScores(const Recipe& a, const Recipe& b);
+
 // The reference's own values [Hkv, n], float32: protected tokens padded as it pads them (max + 1, max, 1.0, ...), after
 // CriticalKV's stages and so on. ratio: the share REMOVED, as the references count.
 Result<std::vector<float>> ParityScores(const Recipe& recipe, const LayerScores& scores, double ratio);

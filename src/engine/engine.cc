@@ -36,8 +36,8 @@ bool KeepsAll(const Plan& plan) {
   return plan.policy.signal == Signal::kFull || plan.shape.tokens <= plan.policy.window;
 }
 
-bool WantsCertificate(const EvictOutput& output) {
-  return output.output_error != nullptr || output.evicted_mass != nullptr;
+bool WantsCertificate(std::span<const PlanRun> runs) {
+  return std::any_of(runs.begin(), runs.end(), [](const PlanRun& run) { return run.wants_certificate(); });
 }
 
 // Observation rows of every layer.
@@ -58,8 +58,13 @@ cpu::WaveShape MakeWaveShape(const Plan& plan, int32_t threads) {
           shape.generated};
 }
 
+size_t SelectionBytes(const Plan& plan) {
+  return cpu::SelectWorkspaceBytes(plan.policy, plan.budget, plan.shape.kv_heads, plan.shape.tokens);
+}
+
 // Everything a run keeps in the caller's workspace; also counts its bytes. Selection takes place between scoring and
-// certificate: its memory and the pooled scores lie where the scorer's passing memory is.
+// certificate: its memory and the pooled scores lie where the scorer's passing memory is, so that a certificate
+// overwrites them and the next plan pools once more.
 struct RunMemory {
   cpu::WaveShape wave;
   float* raw;      // [wave layers, Hkv, n]
@@ -70,7 +75,9 @@ struct RunMemory {
   std::span<std::byte> select;
   std::optional<cpu::WaveScorer> scorer;
 
-  RunMemory(const Plan& plan, const cpu::Kernels& kernels, ThreadPool* pool, Workspace& workspace)
+  // plan: of the pass; selection_bytes: the most that a plan of it selects in.
+  RunMemory(const Plan& plan, size_t selection_bytes, const cpu::Kernels& kernels, ThreadPool* pool,
+            Workspace& workspace)
       : wave(MakeWaveShape(plan, pool->threads())),
         raw(workspace.Take<float>(scores())),
         flags(workspace.Take<uint8_t>(scores())),
@@ -80,142 +87,219 @@ struct RunMemory {
     Workspace passing_size;
     const cpu::WaveScorer counted(kernels, pool, wave, lasting_size, passing_size);
     Workspace selection_size;
-    TakeSelection(plan, selection_size);
+    TakeSelection(selection_bytes, selection_size);
     const size_t shared = std::max(passing_size.bytes_needed(), selection_size.bytes_needed());
     auto* const memory = workspace.Take<std::byte>(shared);
     Workspace passing = memory != nullptr ? Workspace({memory, shared}) : Workspace();
     Workspace selection = memory != nullptr ? Workspace({memory, shared}) : Workspace();
     scorer.emplace(kernels, pool, wave, workspace, passing);
-    TakeSelection(plan, selection);
+    TakeSelection(selection_bytes, selection);
   }
 
  private:
   size_t scores() const { return static_cast<size_t>(wave.heads()) * wave.candidates(); }
 
-  void TakeSelection(const Plan& plan, Workspace& workspace) {
+  void TakeSelection(size_t bytes, Workspace& workspace) {
     pooled = workspace.Take<float>(scores());
-    const size_t bytes = cpu::SelectWorkspaceBytes(plan.policy, plan.budget, wave.kv_heads, wave.candidates());
     select = {workspace.Take<std::byte>(bytes), bytes};
   }
 };
 
-// One call of Run: waves of layers, one after the other.
-class RunState {
+// Plans that share a pass: waves of layers, one after the other.
+class Pass {
  public:
-  RunState(const Plan& plan, ThreadPool* pool, RunMemory& memory, const EvictOutput& output, EvictReport& report)
-      : plan_(plan), pool_(pool), memory_(memory), output_(output), report_(report) {
-    offsets_.reserve(static_cast<size_t>(plan.shape.layers) * plan.shape.kv_heads + 1);
-    offsets_.push_back(0);
-    positions_.resize(plan.max_kept);
+  Pass(std::span<PlanRun> runs, ThreadPool* pool, RunMemory& memory)
+      : shape_(runs.front().plan->shape),
+        policy_(runs.front().plan->policy),
+        runs_(runs),
+        pool_(pool),
+        memory_(memory) {
+    for (PlanRun& run : runs_) {
+      run.offsets.reserve(static_cast<size_t>(shape_.layers) * shape_.kv_heads + 1);
+      run.offsets.push_back(0);
+      run.positions.resize(run.plan->max_kept);
+    }
   }
 
   Status RunWave(std::span<const LayerInput> layers, int32_t first_layer) {
-    const bool certificate = WantsCertificate(output_);
-    const bool score = plan_.policy.needs_queries();
+    Score(layers);
+    for (PlanRun& run : runs_) {
+      {
+        const Stopwatch watch(run.report.select_s);
+        Pool(layers, run.report);
+        WriteScores(layers, first_layer, run.output);
+        DROPKV_RETURN_IF_ERROR(Select(layers, run));
+      }
+      if (!run.wants_certificate()) continue;
+      const Stopwatch watch(run.report.certificate_s);
+      const int64_t first = int64_t{first_layer} * shape_.query_heads;
+      memory_.scorer->Certify(layers, {memory_.lists, heads(layers)},
+                              run.output.output_error != nullptr ? run.output.output_error + first : nullptr,
+                              run.output.evicted_mass != nullptr ? run.output.evicted_mass + first : nullptr);
+    }
+    return Status::Ok();
+  }
+
+ private:
+  size_t heads(std::span<const LayerInput> layers) const { return layers.size() * shape_.kv_heads; }
+
+  // Every plan's report gets what its own run would have said, also where only others ask for a certificate.
+  void Score(std::span<const LayerInput> layers) {
+    const bool certificate = WantsCertificate(runs_);
+    const bool score = policy_.needs_queries();
+    double attend_s = 0;
+    double score_s = 0;
     if (score || certificate) {
-      const Stopwatch watch(report_.attend_s);
-      memory_.scorer->Attend(layers, certificate || plan_.policy.signal == Signal::kDropKv, memory_.flags);
-      report_.skipped_rows += memory_.scorer->skipped_rows();
+      const Stopwatch watch(attend_s);
+      memory_.scorer->Attend(layers, certificate || policy_.signal == Signal::kDropKv, memory_.flags);
     }
     {
-      const Stopwatch watch(report_.score_s);
+      const Stopwatch watch(score_s);
       if (score) {
-        memory_.scorer->Score(layers, plan_.policy.signal, memory_.raw, memory_.flags);
+        memory_.scorer->Score(layers, policy_.signal, memory_.raw, memory_.flags);
       } else {
         ScoreByPosition(layers);
       }
     }
-    {
-      const Stopwatch watch(report_.select_s);
-      Pool(layers);
-      WriteScores(layers, first_layer);
-      DROPKV_RETURN_IF_ERROR(Select(layers));
+    for (PlanRun& run : runs_) {
+      run.report.score_s += score_s;
+      if (!score && !run.wants_certificate()) continue;
+      run.report.attend_s += attend_s;
+      run.report.skipped_rows += memory_.scorer->skipped_rows();
     }
-    if (!certificate) return Status::Ok();
-    const Stopwatch watch(report_.certificate_s);
-    const int64_t first = int64_t{first_layer} * plan_.shape.query_heads;
-    memory_.scorer->Certify(layers, {memory_.lists, heads(layers)},
-                            output_.output_error != nullptr ? output_.output_error + first : nullptr,
-                            output_.evicted_mass != nullptr ? output_.evicted_mass + first : nullptr);
-    return Status::Ok();
   }
-
-  KeepList Finish() {
-    positions_.resize(offsets_.back());
-    return {plan_.shape.layers, plan_.shape.kv_heads, std::move(offsets_), std::move(positions_)};
-  }
-
- private:
-  size_t heads(std::span<const LayerInput> layers) const { return layers.size() * plan_.shape.kv_heads; }
 
   // Signals that look at positions alone; no token is flagged.
   void ScoreByPosition(std::span<const LayerInput> layers) {
-    const int32_t n = plan_.shape.tokens;
+    const int32_t n = shape_.tokens;
     pool_->For(heads(layers), [&](int64_t index, int32_t) {
-      const auto head = static_cast<int32_t>(index % plan_.shape.kv_heads);
-      const int32_t layer = layers[index / plan_.shape.kv_heads].layer_index;
+      const auto head = static_cast<int32_t>(index % shape_.kv_heads);
+      const int32_t layer = layers[index / shape_.kv_heads].layer_index;
       std::fill_n(memory_.flags + index * n, n, uint8_t{0});
       for (int32_t j = 0; j < n; ++j)
-        memory_.raw[index * n + j] = plan_.policy.signal == Signal::kRandom
-                                         ? RandomScore(plan_.policy.seed, layer, head, j)
-                                         : static_cast<float>(j);
+        memory_.raw[index * n + j] =
+            policy_.signal == Signal::kRandom ? RandomScore(policy_.seed, layer, head, j) : static_cast<float>(j);
     });
   }
 
-  void Pool(std::span<const LayerInput> layers) {
-    const int32_t n = plan_.shape.tokens;
+  void Pool(std::span<const LayerInput> layers, EvictReport& report) {
+    const int32_t n = shape_.tokens;
     pool_->For(heads(layers), [&](int64_t index, int32_t) {
-      cpu::PoolScores(memory_.raw + index * n, n, plan_.policy.pool, plan_.policy.window, memory_.pooled + index * n);
+      cpu::PoolScores(memory_.raw + index * n, n, policy_.pool, policy_.window, memory_.pooled + index * n);
     });
     const uint8_t* flags = memory_.flags;
     for (size_t i = 0; i < heads(layers) * n; ++i) {
-      report_.nonfinite_tokens += (flags[i] & reference::kNonFinite) != 0 ? 1 : 0;
-      report_.dominant_tokens += (flags[i] & reference::kDominant) != 0 ? 1 : 0;
+      report.nonfinite_tokens += (flags[i] & reference::kNonFinite) != 0 ? 1 : 0;
+      report.dominant_tokens += (flags[i] & reference::kDominant) != 0 ? 1 : 0;
     }
   }
 
-  void WriteScores(std::span<const LayerInput> layers, int32_t first_layer) {
-    const size_t count = heads(layers) * plan_.shape.tokens;
-    const int64_t first = int64_t{first_layer} * plan_.shape.kv_heads * plan_.shape.tokens;
-    if (output_.scores != nullptr) std::copy_n(memory_.pooled, count, output_.scores + first);
-    if (output_.raw_scores != nullptr) std::copy_n(memory_.raw, count, output_.raw_scores + first);
+  void WriteScores(std::span<const LayerInput> layers, int32_t first_layer, const EvictOutput& output) {
+    const size_t count = heads(layers) * shape_.tokens;
+    const int64_t first = int64_t{first_layer} * shape_.kv_heads * shape_.tokens;
+    if (output.scores != nullptr) std::copy_n(memory_.pooled, count, output.scores + first);
+    if (output.raw_scores != nullptr) std::copy_n(memory_.raw, count, output.raw_scores + first);
   }
 
-  Status Select(std::span<const LayerInput> layers) {
-    const EvictShape& shape = plan_.shape;
+  Status Select(std::span<const LayerInput> layers, PlanRun& run) {
     for (size_t layer = 0; layer < layers.size(); ++layer) {
-      const size_t first = layer * shape.kv_heads * shape.tokens;
-      const cpu::SelectInput input{shape.kv_heads,      shape.tokens,           &plan_.policy,         plan_.budget,
-                                   memory_.raw + first, memory_.pooled + first, memory_.flags + first, shape.generated};
-      DROPKV_RETURN_IF_ERROR(cpu::Select(input, memory_.select, memory_.counts, positions_.data() + offsets_.back()));
-      for (int32_t head = 0; head < shape.kv_heads; ++head) {
+      const size_t first = layer * shape_.kv_heads * shape_.tokens;
+      const cpu::SelectInput input{shape_.kv_heads,       shape_.tokens,       &run.plan->policy,
+                                   run.plan->budget,      memory_.raw + first, memory_.pooled + first,
+                                   memory_.flags + first, shape_.generated};
+      int32_t* const positions = run.positions.data();
+      DROPKV_RETURN_IF_ERROR(cpu::Select(input, memory_.select, memory_.counts, positions + run.offsets.back()));
+      for (int32_t head = 0; head < shape_.kv_heads; ++head) {
         const auto count = static_cast<size_t>(memory_.counts[head]);
-        memory_.lists[layer * shape.kv_heads + head] = {positions_.data() + offsets_.back(), count};
-        offsets_.push_back(offsets_.back() + memory_.counts[head]);
+        memory_.lists[layer * shape_.kv_heads + head] = {positions + run.offsets.back(), count};
+        run.offsets.push_back(run.offsets.back() + memory_.counts[head]);
       }
     }
     return Status::Ok();
   }
 
-  const Plan& plan_;
+  const EvictShape& shape_;
+  const Policy& policy_;  // but for heads and alpha every plan's
+  std::span<PlanRun> runs_;
   ThreadPool* pool_;
   RunMemory& memory_;
-  const EvictOutput& output_;
-  EvictReport& report_;
-  std::vector<int64_t> offsets_;
-  std::vector<int32_t> positions_;
 };
 
 // Nothing is evicted and nothing is read.
-KeepList KeepEverything(const Plan& plan, const EvictOutput& output) {
-  const EvictShape& shape = plan.shape;
+void KeepEverything(PlanRun& run) {
+  const EvictShape& shape = run.plan->shape;
+  const EvictOutput& output = run.output;
   const int64_t scores = int64_t{shape.layers} * shape.kv_heads * shape.tokens;
   const int64_t query_heads = int64_t{shape.layers} * shape.query_heads;
   if (output.scores != nullptr) std::fill_n(output.scores, scores, 0.0F);
   if (output.raw_scores != nullptr) std::fill_n(output.raw_scores, scores, 0.0F);
   if (output.output_error != nullptr) std::fill_n(output.output_error, query_heads, 0.0F);
   if (output.evicted_mass != nullptr) std::fill_n(output.evicted_mass, query_heads, 0.0F);
-  return KeepList::All(shape.layers, shape.kv_heads, ViewTokens(shape));
+  run.keep = KeepList::All(shape.layers, shape.kv_heads, ViewTokens(shape));
+}
+
+Status CheckLayers(std::span<const LayerInput> layers, std::span<const PlanRun> runs) {
+  const Plan& plan = *runs.front().plan;
+  if (layers.size() != static_cast<size_t>(plan.shape.layers))
+    return InvalidArgument("layers: expected the plan's " + std::to_string(plan.shape.layers) +
+                           Got(static_cast<int64_t>(layers.size())));
+  const bool needs_rows = !KeepsAll(plan) && (plan.policy.needs_queries() || WantsCertificate(runs));
+  const std::string_view asking = plan.shape.rows > 0 ? "the shape's rows" : "the policy's window";
+  for (const LayerInput& layer : layers) {
+    DROPKV_RETURN_IF_ERROR(CheckLayer(plan.shape, layer));
+    if (needs_rows) DROPKV_RETURN_IF_ERROR(CheckLayerRows(plan.shape, RowsOf(plan), asking, layer));
+  }
+  return Status::Ok();
+}
+
+Status RunWaves(const cpu::Kernels& kernels, ThreadPool* pool, std::span<const LayerInput> layers,
+                std::span<std::byte> workspace, std::span<PlanRun> runs) {
+  const Plan& plan = *runs.front().plan;
+  size_t needed = 0;
+  size_t selection_bytes = 0;
+  for (const PlanRun& run : runs) {
+    needed = std::max(needed, run.plan->workspace_bytes);
+    selection_bytes = std::max(selection_bytes, SelectionBytes(*run.plan));
+  }
+  if (workspace.size() < needed)
+    return Status(Code::kWorkspaceTooSmall, "workspace: expected " + std::to_string(needed) +
+                                                " bytes (Plan::workspace_bytes)" +
+                                                Got(static_cast<int64_t>(workspace.size())));
+  Workspace memory_of_run(workspace);
+  RunMemory memory(plan, selection_bytes, kernels, pool, memory_of_run);
+  if (memory_of_run.overflow())
+    return Status(Code::kFailedPrecondition, "plan: made by an engine with fewer threads or another kernel");
+  Pass pass(runs, pool, memory);
+  for (int32_t first = 0; first < plan.shape.layers; first += memory.wave.layers) {
+    const int32_t count = std::min(memory.wave.layers, plan.shape.layers - first);
+    DROPKV_RETURN_IF_ERROR(pass.RunWave(layers.subspan(first, count), first));
+  }
+  for (PlanRun& run : runs) run.Finish();
+  return Status::Ok();
+}
+
+// Runs that share a pass. kernels null: the reference.
+Status RunPlans(const cpu::Kernels* kernels, ThreadPool* pool, std::span<const LayerInput> layers,
+                std::span<std::byte> workspace, std::span<PlanRun> runs) {
+  for (PlanRun& run : runs) {
+    run.report.budget = run.plan->budget;
+    run.report.kernel = kernels != nullptr ? kernels->name : kReferenceName;
+  }
+  DROPKV_RETURN_IF_ERROR(CheckLayers(layers, runs));
+  if (KeepsAll(*runs.front().plan)) {
+    for (PlanRun& run : runs) KeepEverything(run);
+    return Status::Ok();
+  }
+  if (kernels != nullptr) return RunWaves(*kernels, pool, layers, workspace, runs);
+  RunReference(layers, runs);
+  return Status::Ok();
+}
+
+// Of outputs or reports: one for every plan, or none.
+Status CheckCount(const char* name, size_t plans, size_t count) {
+  if (count == 0 || count == plans) return Status::Ok();
+  return InvalidArgument(std::string(name) + ": expected none or one for each of the " + std::to_string(plans) +
+                         " plans" + Got(static_cast<int64_t>(count)));
 }
 
 }  // namespace
@@ -258,43 +342,36 @@ Result<Plan> Engine::MakePlan(const EvictShape& shape, const Policy& policy, con
   plan.max_kept = shape.layers * cpu::MaxSelected(policy, *keep, shape.kv_heads, shape.tokens, shape.generated);
   if (KeepsAll(plan) || impl_->kernels == nullptr) return plan;
   Workspace counting;
-  const RunMemory memory(plan, *impl_->kernels, &impl_->pool, counting);
+  const RunMemory memory(plan, SelectionBytes(plan), *impl_->kernels, &impl_->pool, counting);
   plan.workspace_bytes = counting.bytes_needed();
   return plan;
 }
 
 Result<KeepList> Engine::Run(const Plan& plan, std::span<const LayerInput> layers, std::span<std::byte> workspace,
                              const EvictOutput& output, EvictReport* report) {
-  EvictReport unused;
-  EvictReport& filled = report != nullptr ? *report : unused;
-  filled = EvictReport{};
-  filled.budget = plan.budget;
-  filled.kernel = kernel();
-  if (layers.size() != static_cast<size_t>(plan.shape.layers))
-    return InvalidArgument("layers: expected the plan's " + std::to_string(plan.shape.layers) +
-                           Got(static_cast<int64_t>(layers.size())));
-  const bool needs_rows = !KeepsAll(plan) && (plan.policy.needs_queries() || WantsCertificate(output));
-  const std::string_view asking = plan.shape.rows > 0 ? "the shape's rows" : "the policy's window";
-  for (const LayerInput& layer : layers) {
-    DROPKV_RETURN_IF_ERROR(CheckLayer(plan.shape, layer));
-    if (needs_rows) DROPKV_RETURN_IF_ERROR(CheckLayerRows(plan.shape, RowsOf(plan), asking, layer));
-  }
-  if (KeepsAll(plan)) return KeepEverything(plan, output);
-  if (impl_->kernels == nullptr) return RunReference(plan, layers, output, filled);
-  if (workspace.size() < plan.workspace_bytes)
-    return Status(Code::kWorkspaceTooSmall, "workspace: expected " + std::to_string(plan.workspace_bytes) +
-                                                " bytes (Plan::workspace_bytes)" +
-                                                Got(static_cast<int64_t>(workspace.size())));
-  Workspace memory_of_run(workspace);
-  RunMemory memory(plan, *impl_->kernels, &impl_->pool, memory_of_run);
-  if (memory_of_run.overflow())
-    return Status(Code::kFailedPrecondition, "plan: made by an engine with fewer threads or another kernel");
-  RunState state(plan, &impl_->pool, memory, output, filled);
-  for (int32_t first = 0; first < plan.shape.layers; first += memory.wave.layers) {
-    const int32_t count = std::min(memory.wave.layers, plan.shape.layers - first);
-    DROPKV_RETURN_IF_ERROR(state.RunWave(layers.subspan(first, count), first));
-  }
-  return state.Finish();
+  PlanRun run{&plan, output};
+  const Status status = RunPlans(impl_->kernels, &impl_->pool, layers, workspace, {&run, 1});
+  if (report != nullptr) *report = run.report;
+  if (!status.ok()) return status;
+  return std::move(run.keep);
+}
+
+Result<std::vector<KeepList>> Engine::RunAll(std::span<const Plan> plans, std::span<const LayerInput> layers,
+                                             std::span<std::byte> workspace, std::span<const EvictOutput> outputs,
+                                             std::span<EvictReport> reports) {
+  DROPKV_RETURN_IF_ERROR(CheckOnePass(plans));
+  DROPKV_RETURN_IF_ERROR(CheckCount("outputs", plans.size(), outputs.size()));
+  DROPKV_RETURN_IF_ERROR(CheckCount("reports", plans.size(), reports.size()));
+  std::vector<PlanRun> runs;
+  runs.reserve(plans.size());
+  for (size_t i = 0; i < plans.size(); ++i) runs.push_back({&plans[i], outputs.empty() ? EvictOutput{} : outputs[i]});
+  const Status status = RunPlans(impl_->kernels, &impl_->pool, layers, workspace, runs);
+  for (size_t i = 0; i < reports.size(); ++i) reports[i] = runs[i].report;
+  if (!status.ok()) return status;
+  std::vector<KeepList> lists;
+  lists.reserve(plans.size());
+  for (PlanRun& run : runs) lists.push_back(std::move(run.keep));
+  return lists;
 }
 
 }  // namespace dropkv

@@ -1,3 +1,4 @@
+#include <array>
 #include <limits>
 
 #include "engine/engine_impl.h"
@@ -22,6 +23,50 @@ Status CheckShape(const EvictShape& shape) {
   for (const int32_t dim : {shape.key_dim, shape.value_dim})
     if (dim < 8 || dim > kMaxHeadDim || dim % 8 != 0)
       return InvalidArgument("shape.key_dim, shape.value_dim: expected multiples of 8 from 8 to 256" + Got(dim));
+  return Status::Ok();
+}
+
+namespace {
+
+struct Field {
+  const char* name;
+  int64_t value;
+};
+
+// All that decides what is attended to, scored and pooled.
+auto PassFields(const Plan& plan) {
+  const EvictShape& shape = plan.shape;
+  const Policy& policy = plan.policy;
+  return std::to_array<Field>({{"shape.layers", shape.layers},
+                               {"shape.query_heads", shape.query_heads},
+                               {"shape.kv_heads", shape.kv_heads},
+                               {"shape.tokens", shape.tokens},
+                               {"shape.key_dim", shape.key_dim},
+                               {"shape.value_dim", shape.value_dim},
+                               {"shape.generated", shape.generated},
+                               {"shape.rows", shape.rows},
+                               {"policy.signal", static_cast<int64_t>(policy.signal)},
+                               {"policy.window", policy.window},
+                               {"policy.pool.kind", static_cast<int64_t>(policy.pool.kind)},
+                               {"policy.pool.before", policy.pool.before},
+                               {"policy.pool.after", policy.pool.after},
+                               {"policy.pool.past_only", policy.pool.past_only ? 1 : 0},
+                               {"policy.sink", policy.sink},
+                               {"policy.seed", static_cast<int64_t>(policy.seed)}});
+}
+
+}  // namespace
+
+Status CheckOnePass(std::span<const Plan> plans) {
+  if (plans.empty()) return InvalidArgument("plans: expected at least 1" + Got(0));
+  const auto first = PassFields(plans.front());
+  for (size_t i = 1; i < plans.size(); ++i) {
+    const auto fields = PassFields(plans[i]);
+    for (size_t f = 0; f < fields.size(); ++f)
+      if (fields[f].value != first[f].value)
+        return InvalidArgument("plans[" + std::to_string(i) + "]." + fields[f].name + ": expected plans[0]'s " +
+                               std::to_string(first[f].value) + Got(fields[f].value));
+  }
   return Status::Ok();
 }
 

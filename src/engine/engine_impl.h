@@ -2,8 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "core/parallel.h"
 #include "cpu/kernels.h"
@@ -18,6 +21,23 @@ struct Engine::Impl {
   Impl(const cpu::Kernels* table_row, int32_t threads) : kernels(table_row), pool(threads) {}
 };
 
+// One plan of a run: what is wanted of it, and what becomes of it.
+struct PlanRun {
+  const Plan* plan;
+  EvictOutput output;
+  EvictReport report{};
+  std::vector<int64_t> offsets{};    // of what is selected so far
+  std::vector<int32_t> positions{};  // the same
+  KeepList keep{};
+
+  bool wants_certificate() const { return output.output_error != nullptr || output.evicted_mass != nullptr; }
+
+  void Finish() {
+    positions.resize(offsets.back());
+    keep = {plan->shape.layers, plan->shape.kv_heads, std::move(offsets), std::move(positions)};
+  }
+};
+
 // ", got 7": the end of a message.
 std::string Got(int64_t value);
 
@@ -26,6 +46,9 @@ Status CheckShape(const EvictShape& shape);
 
 // Tokens of a view: the prompt's and those behind it.
 inline int32_t ViewTokens(const EvictShape& shape) { return shape.tokens + shape.generated; }
+
+// There is a plan, and all of them can be run over one pass.
+Status CheckOnePass(std::span<const Plan> plans);
 
 // The layer's keys and values have the batch's shape.
 Status CheckLayer(const EvictShape& shape, const LayerInput& layer);

@@ -31,42 +31,49 @@ void CountFlags(const std::vector<uint8_t>& flags, EvictReport& report) {
   }
 }
 
+// Selection and certificate of one plan, from a layer's scores.
+void EvictLayer(const LayerInput& in, int32_t layer, const reference::Scores& scores, const std::vector<double>& pooled,
+                PlanRun& run) {
+  const Plan& plan = *run.plan;
+  const EvictShape& shape = plan.shape;
+  if (plan.policy.needs_queries() || run.wants_certificate())
+    run.report.skipped_rows += SkippedRows(in.rows, shape.key_dim);
+  CountFlags(scores.flags, run.report);
+  const int64_t first = int64_t{layer} * shape.kv_heads * shape.tokens;
+  CopyTo(scores.raw, run.output.raw_scores, first);
+  CopyTo(pooled, run.output.scores, first);
+  const KeepList keep = reference::Select(plan.policy, plan.budget, shape.kv_heads, shape.tokens, scores.raw.data(),
+                                          pooled.data(), scores.flags.data(), shape.generated);
+  for (int32_t head = 0; head < shape.kv_heads; ++head) {
+    const auto list = keep.head(0, head);
+    run.positions.insert(run.positions.end(), list.begin(), list.end());
+    run.offsets.push_back(static_cast<int64_t>(run.positions.size()));
+  }
+  if (!run.wants_certificate()) return;
+  const reference::Certificate measured = reference::Certify(in.kv, in.rows, in.attention, keep, 0);
+  CopyTo(measured.output_error, run.output.output_error, int64_t{layer} * shape.query_heads);
+  CopyTo(measured.evicted_mass, run.output.evicted_mass, int64_t{layer} * shape.query_heads);
+}
+
 }  // namespace
 
-KeepList RunReference(const Plan& plan, std::span<const LayerInput> layers, const EvictOutput& output,
-                      EvictReport& report) {
-  const EvictShape& shape = plan.shape;
-  const bool certificate = output.output_error != nullptr || output.evicted_mass != nullptr;
-  std::vector<int64_t> offsets{0};
-  std::vector<int32_t> positions;
+void RunReference(std::span<const LayerInput> layers, std::span<PlanRun> runs) {
+  const EvictShape& shape = runs.front().plan->shape;
+  const Policy& policy = runs.front().plan->policy;
+  for (PlanRun& run : runs) run.offsets.push_back(0);
   for (int32_t layer = 0; layer < shape.layers; ++layer) {
     const LayerInput& in = layers[layer];
     const reference::Scores scores =
-        reference::Score(in.kv, in.rows, in.attention, plan.policy, in.layer_index, shape.generated);
-    if (plan.policy.needs_queries() || certificate) report.skipped_rows += SkippedRows(in.rows, shape.key_dim);
-    CountFlags(scores.flags, report);
+        reference::Score(in.kv, in.rows, in.attention, policy, in.layer_index, shape.generated);
     std::vector<double> pooled;
     for (int32_t head = 0; head < shape.kv_heads; ++head) {
       const double* raw = scores.raw.data() + int64_t{head} * shape.tokens;
-      const std::vector<double> part = reference::Pool(raw, shape.tokens, plan.policy.pool, plan.policy.window);
+      const std::vector<double> part = reference::Pool(raw, shape.tokens, policy.pool, policy.window);
       pooled.insert(pooled.end(), part.begin(), part.end());
     }
-    const int64_t first = int64_t{layer} * shape.kv_heads * shape.tokens;
-    CopyTo(scores.raw, output.raw_scores, first);
-    CopyTo(pooled, output.scores, first);
-    const KeepList keep = reference::Select(plan.policy, plan.budget, shape.kv_heads, shape.tokens, scores.raw.data(),
-                                            pooled.data(), scores.flags.data(), shape.generated);
-    for (int32_t head = 0; head < shape.kv_heads; ++head) {
-      const auto list = keep.head(0, head);
-      positions.insert(positions.end(), list.begin(), list.end());
-      offsets.push_back(static_cast<int64_t>(positions.size()));
-    }
-    if (!certificate) continue;
-    const reference::Certificate measured = reference::Certify(in.kv, in.rows, in.attention, keep, 0);
-    CopyTo(measured.output_error, output.output_error, int64_t{layer} * shape.query_heads);
-    CopyTo(measured.evicted_mass, output.evicted_mass, int64_t{layer} * shape.query_heads);
+    for (PlanRun& run : runs) EvictLayer(in, layer, scores, pooled, run);
   }
-  return {shape.layers, shape.kv_heads, std::move(offsets), std::move(positions)};
+  for (PlanRun& run : runs) run.Finish();
 }
 
 }  // namespace dropkv

@@ -4,12 +4,11 @@
 
 #include <span>
 
-#include "dropkv/engine.h"
+#include "engine/engine_impl.h"
 
 namespace dropkv {
 
-// Arguments as Engine::Run, already checked.
-KeepList RunReference(const Plan& plan, std::span<const LayerInput> layers, const EvictOutput& output,
-                      EvictReport& report);
+// For runs that share a pass, already checked: their lists, reports and outputs.
+void RunReference(std::span<const LayerInput> layers, std::span<PlanRun> runs);
 
 }  // namespace dropkv

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <numeric>
 
+#include "baseline/score.h"
 #include "llama/evict_recipe.h"
 
 namespace dropkv::llama {
@@ -20,26 +21,47 @@ Policy EnginePolicy(const baseline::Recipe& recipe) {
   return policy;
 }
 
-Status RunOnEngine(const Prefilled& prefilled, Engine* engine, const baseline::Recipe& recipe, const Budget& budget,
-                   Certificate* certificate, Evicted* evicted) {
-  const Result<LayerInputs> inputs = LayerInputs::Make(prefilled, recipe);
+Status RunOnEngine(const Prefilled& prefilled, Engine* engine, std::span<EvictTask* const> tasks) {
+  const baseline::Recipe& first = *tasks.front()->job->recipe;
+  const Result<LayerInputs> inputs = LayerInputs::Make(prefilled, first);
   if (!inputs.ok()) return inputs.status();
   EvictShape shape = ShapeOf(prefilled);
   shape.rows = inputs->rows();
-  const Policy policy = EnginePolicy(recipe);
-  const Result<Plan> plan = engine->MakePlan(shape, policy, budget);
-  if (!plan.ok()) return plan.status();
   // The certificate is measured over the prompt's captured rows, whoever judged.
   const bool same_rows = prefilled.generated == 0 && inputs->rows() == prefilled.rows();
-  std::vector<std::byte> workspace(plan->workspace_bytes);
-  EvictOutput output;
-  output.output_error = same_rows ? certificate->error.data() : nullptr;
-  output.evicted_mass = same_rows ? certificate->mass.data() : nullptr;
-  Result<KeepList> keep = engine->Run(*plan, inputs->layers(), workspace, output, &evicted->report);
-  if (!keep.ok()) return keep.status();
-  evicted->keep = prefilled.WithoutGenerated(*keep);
-  evicted->score_seconds = evicted->report.attend_s + evicted->report.score_s + evicted->report.select_s;
-  return same_rows ? Status::Ok() : Certify(prefilled, engine, certificate, evicted);
+  std::vector<Plan> plans;
+  std::vector<EvictOutput> outputs(tasks.size());
+  std::vector<EvictReport> reports(tasks.size());
+  size_t workspace_bytes = 0;
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    const EvictJob& job = *tasks[i]->job;
+    Result<Plan> plan = engine->MakePlan(shape, EnginePolicy(*job.recipe), job.budget);
+    if (!plan.ok()) return plan.status();
+    workspace_bytes = std::max(workspace_bytes, plan->workspace_bytes);
+    plans.push_back(std::move(*plan));
+    if (!same_rows) continue;
+    outputs[i].output_error = tasks[i]->certificate.error.data();
+    outputs[i].evicted_mass = tasks[i]->certificate.mass.data();
+  }
+  std::vector<std::byte> workspace(workspace_bytes);
+  const Result<std::vector<KeepList>> keeps = engine->RunAll(plans, inputs->layers(), workspace, outputs, reports);
+  if (!keeps.ok()) return keeps.status();
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    Evicted& evicted = tasks[i]->evicted;
+    evicted.report = reports[i];
+    evicted.keep = prefilled.WithoutGenerated((*keeps)[i]);
+    evicted.score_seconds = reports[i].attend_s + reports[i].score_s + reports[i].select_s;
+  }
+  return same_rows ? Status::Ok() : Certify(prefilled, engine, tasks);
+}
+
+// Where every layer slides.
+Result<Evicted> EvictNothing(const EvictJob& job, int32_t n) {
+  Evicted evicted;
+  const Result<KeepCount> count = ResolveBudget(job.budget, *job.recipe, ProtectedTokens(*job.recipe), n);
+  if (!count.ok()) return count.status();
+  evicted.report.budget = {n, count->raised};
+  return evicted;
 }
 
 }  // namespace
@@ -63,25 +85,54 @@ Result<KeepCount> ResolveBudget(const Budget& budget, const baseline::Recipe& re
   return dropkv::ResolveBudget(budget, policy, n);
 }
 
+bool SharesScores(const baseline::Recipe& a, const baseline::Recipe& b) {
+  return baseline::RunsOnEngine(a) == baseline::RunsOnEngine(b) && baseline::SameScores(a, b);
+}
+
 Result<Evicted> Evict(const Prefilled& prefilled, Engine* engine, const baseline::Recipe& recipe,
                       const Budget& budget) {
-  Evicted evicted;
-  const int32_t n = prefilled.size();
+  const EvictJob job{&recipe, budget};
+  Result<std::vector<Evicted>> evicted = EvictAll(prefilled, engine, {&job, 1});
+  if (!evicted.ok()) return evicted.status();
+  return std::move(evicted->front());
+}
+
+Result<std::vector<Evicted>> EvictAll(const Prefilled& prefilled, Engine* engine, std::span<const EvictJob> jobs) {
+  std::vector<Evicted> all;
+  all.reserve(jobs.size());
   if (prefilled.layers.empty()) {
-    const Result<KeepCount> count = ResolveBudget(budget, recipe, ProtectedTokens(recipe), n);
-    if (!count.ok()) return count.status();
-    evicted.report.budget = {n, count->raised};
-    return evicted;
+    for (const EvictJob& job : jobs) {
+      Result<Evicted> evicted = EvictNothing(job, prefilled.size());
+      if (!evicted.ok()) return evicted.status();
+      all.push_back(std::move(*evicted));
+    }
+    return all;
   }
   const EvictShape shape = ShapeOf(prefilled);
-  Certificate certificate(static_cast<size_t>(shape.layers) * shape.query_heads);
-  evicted.certificate_rows = prefilled.rows();
-  DROPKV_RETURN_IF_ERROR(baseline::RunsOnEngine(recipe)
-                             ? RunOnEngine(prefilled, engine, recipe, budget, &certificate, &evicted)
-                             : EvictByRecipe(prefilled, engine, recipe, budget, &certificate, &evicted));
-  evicted.output_error = Mean(certificate.error);
-  evicted.evicted_mass = Mean(certificate.mass);
-  return evicted;
+  std::vector<EvictTask> tasks;
+  tasks.reserve(jobs.size());
+  for (const EvictJob& job : jobs) {
+    tasks.push_back({&job, Certificate(static_cast<size_t>(shape.layers) * shape.query_heads), {}});
+    tasks.back().evicted.certificate_rows = prefilled.rows();
+  }
+  std::vector<EvictTask*> left;
+  left.reserve(tasks.size());
+  for (EvictTask& task : tasks) left.push_back(&task);
+  while (!left.empty()) {
+    const baseline::Recipe& recipe = *left.front()->job->recipe;
+    const auto apart = std::stable_partition(
+        left.begin() + 1, left.end(), [&](const EvictTask* task) { return SharesScores(recipe, *task->job->recipe); });
+    const std::span<EvictTask* const> group(left.begin(), apart);
+    DROPKV_RETURN_IF_ERROR(baseline::RunsOnEngine(recipe) ? RunOnEngine(prefilled, engine, group)
+                                                          : EvictByRecipe(prefilled, engine, group));
+    left.erase(left.begin(), apart);
+  }
+  for (EvictTask& task : tasks) {
+    task.evicted.output_error = Mean(task.certificate.error);
+    task.evicted.evicted_mass = Mean(task.certificate.mass);
+    all.push_back(std::move(task.evicted));
+  }
+  return all;
 }
 
 }  // namespace dropkv::llama

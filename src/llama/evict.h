@@ -1,6 +1,7 @@
 // One policy and budget applied to a prefilled prompt.
 #pragma once
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -35,5 +36,19 @@ Result<KeepCount> ResolveBudget(const Budget& budget, const baseline::Recipe& re
 // over all captured rows. Errors: rows or statistics that the prefill did not capture (pass the recipe to it), what the
 // scorer refuses.
 Result<Evicted> Evict(const Prefilled& prefilled, Engine* engine, const baseline::Recipe& recipe, const Budget& budget);
+
+struct EvictJob {
+  const baseline::Recipe* recipe;
+  Budget budget;
+};
+
+// Evict for every job, in their order: the same lists and numbers, but jobs whose recipes share scores are scored once,
+// and all certificates of such jobs are measured over one pass. Their reports and score_seconds have the time of that
+// scoring each, as if it had been their own; of a certificate's time, where the policy's rows are not the
+// certificate's, an even share. Fails as a whole, where any job fails.
+Result<std::vector<Evicted>> EvictAll(const Prefilled& prefilled, Engine* engine, std::span<const EvictJob> jobs);
+
+// Whether EvictAll scores once for both, whatever their budgets are.
+bool SharesScores(const baseline::Recipe& a, const baseline::Recipe& b);
 
 }  // namespace dropkv::llama

@@ -40,6 +40,50 @@ Status CheckProtected(const baseline::Recipe& recipe, const baseline::LayerScore
   return Status::Ok();
 }
 
+// By a recipe that keeps `keep` tokens per KV head.
+Result<std::vector<baseline::LayerScores>> ScoreLayers(const Prefilled& prefilled, Engine* engine,
+                                                       const baseline::Recipe& recipe, int32_t keep) {
+  const baseline::Needs needs = baseline::NeedsOf(recipe);
+  const Result<LayerInputs> inputs =
+      needs.window_queries ? LayerInputs::Make(prefilled, recipe) : LayerInputs::Make(prefilled, 0, false);
+  if (!inputs.ok()) return inputs.status();
+  std::vector<baseline::LayerScores> scores;
+  for (const LayerInput& input : inputs->layers()) {
+    const Result<baseline::Layer> layer = RecipeLayer(prefilled, recipe, input.layer_index, input);
+    if (!layer.ok()) return layer.status();
+    Result<baseline::LayerScores> scored =
+        baseline::Score(recipe, *layer, baseline::ShareOf(keep, prefilled.size()), engine->pool());
+    if (!scored.ok())
+      return Status(scored.status().code(), "policy " + recipe.name() + ", layer " + std::to_string(input.layer_index) +
+                                                ": " + scored.status().message());
+    scores.push_back(std::move(*scored));
+  }
+  return scores;
+}
+
+Status SelectFrom(const std::vector<baseline::LayerScores>& scores, const EvictJob& job, int32_t n, Evicted* evicted) {
+  const auto start = Clock::now();
+  const baseline::Recipe& recipe = *job.recipe;
+  EvictReport& report = evicted->report;
+  // Some protect more than the recipe alone tells: a whole partition, the first chunk.
+  int32_t protected_tokens = ProtectedTokens(recipe);
+  for (const baseline::LayerScores& layer : scores) {
+    protected_tokens = std::max(protected_tokens, CountProtected(layer));
+    report.nonfinite_tokens += layer.nonfinite_tokens;
+  }
+  const Result<KeepCount> count = ResolveBudget(job.budget, recipe, protected_tokens, n);
+  if (!count.ok()) return count.status();
+  report.budget = *count;
+  Result<baseline::Selection> selection = baseline::Select(recipe, scores, count->keep, true);
+  if (!selection.ok()) return selection.status();
+  DROPKV_RETURN_IF_ERROR(CheckCounts(recipe, scores, *selection));
+  evicted->keep = std::move(selection->keep);
+  evicted->warnings = std::move(selection->warnings);
+  report.select_s = SecondsSince(start);
+  evicted->score_seconds = report.score_s + report.select_s;
+  return Status::Ok();
+}
+
 }  // namespace
 
 EvictShape ShapeOf(const Prefilled& prefilled) {
@@ -85,14 +129,20 @@ Result<LayerInputs> LayerInputs::Make(const Prefilled& prefilled, const baseline
   return Make(prefilled, alone ? 0 : recipe.policy.window, true);
 }
 
-Status Certify(const Prefilled& prefilled, Engine* engine, Certificate* certificate, Evicted* evicted) {
+Status Certify(const Prefilled& prefilled, Engine* engine, std::span<EvictTask* const> tasks) {
   const auto start = Clock::now();
   const Result<LayerInputs> inputs = LayerInputs::Make(prefilled, prefilled.rows(), false);
   if (!inputs.ok()) return inputs.status();
+  std::vector<const KeepList*> lists;
+  std::vector<EvictOutput> outputs;
+  for (EvictTask* task : tasks) {
+    lists.push_back(&task->evicted.keep);
+    outputs.push_back({.output_error = task->certificate.error.data(), .evicted_mass = task->certificate.mass.data()});
+  }
   if (inputs->rows() > 0)
-    DROPKV_RETURN_IF_ERROR(engine->Certify(ShapeOf(prefilled), inputs->layers(), evicted->keep,
-                                           certificate->error.data(), certificate->mass.data()));
-  evicted->report.certificate_s += SecondsSince(start);
+    DROPKV_RETURN_IF_ERROR(engine->CertifyAll(ShapeOf(prefilled), inputs->layers(), lists, outputs));
+  const double each = SecondsSince(start) / static_cast<double>(tasks.size());
+  for (EvictTask* task : tasks) task->evicted.report.certificate_s += each;
   return Status::Ok();
 }
 
@@ -149,52 +199,34 @@ Status CheckCounts(const baseline::Recipe& recipe, std::span<const baseline::Lay
   return Status::Ok();
 }
 
-Status EvictByRecipe(const Prefilled& prefilled, Engine* engine, const baseline::Recipe& recipe, const Budget& budget,
-                     Certificate* certificate, Evicted* evicted) {
+Status EvictByRecipe(const Prefilled& prefilled, Engine* engine, std::span<EvictTask* const> tasks) {
   const int32_t n = prefilled.size();
   const EvictShape shape = ShapeOf(prefilled);
-  EvictReport& report = evicted->report;
-  report.kernel = engine->kernel();
-  Result<KeepCount> count = ResolveBudget(budget, recipe, ProtectedTokens(recipe), n);
-  if (!count.ok()) return count.status();
-  report.budget = *count;
-  if (count->keep >= n) {
-    evicted->keep = KeepList::All(shape.layers, shape.kv_heads, n);
-    return Status::Ok();
+  std::vector<EvictTask*> judged;
+  for (EvictTask* task : tasks) {
+    const baseline::Recipe& recipe = *task->job->recipe;
+    const Result<KeepCount> count = ResolveBudget(task->job->budget, recipe, ProtectedTokens(recipe), n);
+    if (!count.ok()) return count.status();
+    task->evicted.report.kernel = engine->kernel();
+    task->evicted.report.budget = *count;
+    if (count->keep < n) {
+      judged.push_back(task);
+    } else {
+      task->evicted.keep = KeepList::All(shape.layers, shape.kv_heads, n);
+    }
   }
-  auto start = Clock::now();
-  const baseline::Needs needs = baseline::NeedsOf(recipe);
-  const Result<LayerInputs> inputs =
-      needs.window_queries ? LayerInputs::Make(prefilled, recipe) : LayerInputs::Make(prefilled, 0, false);
-  if (!inputs.ok()) return inputs.status();
-  std::vector<baseline::LayerScores> scores;
-  int32_t protected_tokens = ProtectedTokens(recipe);
-  for (const LayerInput& input : inputs->layers()) {
-    const Result<baseline::Layer> layer = RecipeLayer(prefilled, recipe, input.layer_index, input);
-    if (!layer.ok()) return layer.status();
-    Result<baseline::LayerScores> scored =
-        baseline::Score(recipe, *layer, baseline::ShareOf(count->keep, n), engine->pool());
-    if (!scored.ok())
-      return {scored.status().code(), "policy " + recipe.name() + ", layer " + std::to_string(input.layer_index) +
-                                          ": " + scored.status().message()};
-    protected_tokens = std::max(protected_tokens, CountProtected(*scored));
-    report.nonfinite_tokens += scored->nonfinite_tokens;
-    scores.push_back(std::move(*scored));
+  if (judged.empty()) return Status::Ok();
+  const auto start = Clock::now();
+  const EvictTask& first = *judged.front();
+  const Result<std::vector<baseline::LayerScores>> scores =
+      ScoreLayers(prefilled, engine, *first.job->recipe, first.evicted.report.budget.keep);
+  if (!scores.ok()) return scores.status();
+  const double score_s = SecondsSince(start);
+  for (EvictTask* task : judged) {
+    task->evicted.report.score_s = score_s;
+    DROPKV_RETURN_IF_ERROR(SelectFrom(*scores, *task->job, n, &task->evicted));
   }
-  report.score_s = SecondsSince(start);
-  start = Clock::now();
-  // Some protect more than the recipe alone tells: a whole partition, the first chunk.
-  count = ResolveBudget(budget, recipe, protected_tokens, n);
-  if (!count.ok()) return count.status();
-  report.budget = *count;
-  Result<baseline::Selection> selection = baseline::Select(recipe, scores, count->keep, true);
-  if (!selection.ok()) return selection.status();
-  DROPKV_RETURN_IF_ERROR(CheckCounts(recipe, scores, *selection));
-  evicted->keep = std::move(selection->keep);
-  evicted->warnings = std::move(selection->warnings);
-  report.select_s = SecondsSince(start);
-  evicted->score_seconds = report.score_s + report.select_s;
-  return Certify(prefilled, engine, certificate, evicted);
+  return Certify(prefilled, engine, judged);
 }
 
 }  // namespace dropkv::llama

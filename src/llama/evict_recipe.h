@@ -40,8 +40,15 @@ struct Certificate {
   std::vector<float> mass;   // [layers, Hq]
 };
 
-// Measures evicted->keep over all captured rows; adds its time to the report.
-Status Certify(const Prefilled& prefilled, Engine* engine, Certificate* certificate, Evicted* evicted);
+// A job and what becomes of it.
+struct EvictTask {
+  const EvictJob* job;
+  Certificate certificate;
+  Evicted evicted;
+};
+
+// Measures the tasks' lists over all captured rows, in one pass; adds an even share of its time to every report.
+Status Certify(const Prefilled& prefilled, Engine* engine, std::span<EvictTask* const> tasks);
 
 // What the scorers read of layer prefilled.layers[i]; `input` is that layer's, with the window's rows.
 Result<baseline::Layer> RecipeLayer(const Prefilled& prefilled, const baseline::Recipe& recipe, int32_t number,
@@ -53,7 +60,7 @@ Result<baseline::Layer> RecipeLayer(const Prefilled& prefilled, const baseline::
 Status CheckCounts(const baseline::Recipe& recipe, std::span<const baseline::LayerScores> scores,
                    const baseline::Selection& selection);
 
-Status EvictByRecipe(const Prefilled& prefilled, Engine* engine, const baseline::Recipe& recipe, const Budget& budget,
-                     Certificate* certificate, Evicted* evicted);
+// tasks: of recipes that share scores, or a single one.
+Status EvictByRecipe(const Prefilled& prefilled, Engine* engine, std::span<EvictTask* const> tasks);
 
 }  // namespace dropkv::llama

@@ -18,15 +18,13 @@ bool SameDraft(const baseline::Recipe& a, const baseline::Recipe& b) {
   return SameEviction(baseline::DraftRecipe(a), baseline::DraftRecipe(b));
 }
 
-bool SameBudget(const Budget& a, const Budget& b) { return a.fraction == b.fraction && a.tokens == b.tokens; }
-
 }  // namespace
 
 size_t Drafts::Find(const Job& job) const {
   const baseline::Recipe& recipe = job.setting->recipe;
   const Budget budget = baseline::DraftBudget(recipe.rows, job.budget);
   const auto found = std::find_if(drafts_.begin(), drafts_.end(), [&](const Draft& draft) {
-    return SameDraft(draft.recipe, recipe) && SameBudget(draft.budget, budget);
+    return SameDraft(draft.recipe, recipe) && draft.budget == budget;
   });
   return found - drafts_.begin();
 }
@@ -45,9 +43,9 @@ Status Drafts::Make(llama::Prefilled* prefilled, Engine* engine, std::span<const
     std::vector<Draft*> active;
     for (Draft& draft : drafts_) {
       if (draft.recipe.rows.draft_rounds <= round) continue;
-      DROPKV_RETURN_IF_ERROR(Cut(prefilled, engine, round, &draft));
       active.push_back(&draft);
     }
+    DROPKV_RETURN_IF_ERROR(round == 0 ? CutFirst(prefilled, engine, active) : CutAgain(prefilled, engine, active));
     for (size_t first = 0; first < active.size(); first += most) {
       const auto part = std::span(active).subspan(first, std::min<size_t>(most, active.size() - first));
       DROPKV_RETURN_IF_ERROR(batch > 1 ? DecodeTogether(prefilled, part) : DecodeAlone(prefilled, part.front()));
@@ -56,17 +54,36 @@ Status Drafts::Make(llama::Prefilled* prefilled, Engine* engine, std::span<const
   return Status::Ok();
 }
 
-// The cache that the draft of a round comes from.
-Status Drafts::Cut(llama::Prefilled* prefilled, Engine* engine, int32_t round, Draft* draft) {
-  const auto start = Clock::now();
-  Result<llama::Evicted> cut =
-      round == 0 ? llama::Evict(*prefilled, engine, baseline::DraftRecipe(draft->recipe), draft->budget)
-                 : llama::EvictAsking(prefilled, engine, draft->recipe, draft->budget, draft->tokens);
+// The caches that the first drafts come from.
+Status Drafts::CutFirst(llama::Prefilled* prefilled, Engine* engine, std::span<Draft* const> drafts) {
+  std::vector<baseline::Recipe> recipes;
+  recipes.reserve(drafts.size());
+  std::vector<llama::EvictJob> jobs;
+  for (const Draft* draft : drafts) {
+    recipes.push_back(baseline::DraftRecipe(draft->recipe));
+    jobs.push_back({&recipes.back(), draft->budget});
+  }
+  Result<std::vector<llama::Evicted>> cut = llama::EvictAll(*prefilled, engine, jobs);
   if (!cut.ok()) return cut.status();
-  draft->keep = std::move(cut->keep);
-  draft->tokens.clear();
-  draft->ended = false;
-  draft->seconds += SecondsSince(start);
+  for (size_t i = 0; i < drafts.size(); ++i) {
+    llama::Evicted& evicted = (*cut)[i];
+    drafts[i]->keep = std::move(evicted.keep);
+    drafts[i]->seconds += evicted.score_seconds + evicted.report.certificate_s;
+  }
+  return Status::Ok();
+}
+
+// Those of a further round, each by the draft before it.
+Status Drafts::CutAgain(llama::Prefilled* prefilled, Engine* engine, std::span<Draft* const> drafts) {
+  for (Draft* draft : drafts) {
+    const auto start = Clock::now();
+    Result<llama::Evicted> cut = llama::EvictAsking(prefilled, engine, draft->recipe, draft->budget, draft->tokens);
+    if (!cut.ok()) return cut.status();
+    draft->keep = std::move(cut->keep);
+    draft->tokens.clear();
+    draft->ended = false;
+    draft->seconds += SecondsSince(start);
+  }
   return Status::Ok();
 }
 

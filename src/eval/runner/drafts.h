@@ -21,7 +21,7 @@ class Drafts {
 
   // The tokens that a job asks, at most as many as its setting says; empty where it drafts none.
   std::span<const llama::Token> Of(const Job& job) const;
-  // The time that they took, of which the part in a batch is shared evenly.
+  // The time that they took, of which the part in a batch is shared evenly. Scores that drafts share count for each.
   double Seconds(const Job& job) const;
 
  private:
@@ -36,7 +36,8 @@ class Drafts {
   };
 
   size_t Find(const Job& job) const;  // drafts_.size(): not there
-  static Status Cut(llama::Prefilled* prefilled, Engine* engine, int32_t round, Draft* draft);
+  static Status CutFirst(llama::Prefilled* prefilled, Engine* engine, std::span<Draft* const> drafts);
+  static Status CutAgain(llama::Prefilled* prefilled, Engine* engine, std::span<Draft* const> drafts);
   static Status DecodeTogether(llama::Prefilled* prefilled, std::span<Draft* const> drafts);
   static Status DecodeAlone(llama::Prefilled* prefilled, Draft* draft);
 

@@ -130,7 +130,8 @@ Status Runner::RunUnit(const Unit& unit, ResultStore* store, RunProgress* progre
     }
     return Status::Ok();
   };
-  for (const Job* job : unit.jobs) {
+  for (size_t i = 0; i < unit.jobs.size(); ++i) {
+    const Job* job = unit.jobs[i];
     if (stopped()) return {Code::kCancelled, "stopped on request"};
     if (job->full()) {
       const Result<Row> row = run.Full();
@@ -139,7 +140,7 @@ Status Runner::RunUnit(const Unit& unit, ResultStore* store, RunProgress* progre
       continue;
     }
     if (run.ends_batch(*job)) DROPKV_RETURN_IF_ERROR(append(run.Decode()));
-    DROPKV_RETURN_IF_ERROR(Named(sample, run.Evict(*job)));
+    DROPKV_RETURN_IF_ERROR(Named(sample, run.Evict(*job, std::span(unit.jobs).subspan(i + 1))));
   }
   return append(run.Decode());
 }

@@ -159,23 +159,60 @@ Status SampleRun::Extend(std::span<const Token> tokens, double* seconds) {
   return Status::Ok();
 }
 
-Status SampleRun::Evict(const Job& job) {
-  double draft_s = drafts_.Seconds(job);
-  DROPKV_RETURN_IF_ERROR(Extend(Behind(job), &draft_s));
-  Result<llama::Evicted> evicted = llama::Evict(prefilled_, engine_, job.setting->recipe, job.budget);
+bool SampleRun::SharesScores(const Job& a, const Job& b) const {
+  return !a.full() && !b.full() && llama::SharesScores(a.setting->recipe, b.setting->recipe) &&
+         std::ranges::equal(Behind(a), Behind(b));
+}
+
+// Of what the budget asks for.
+int64_t SampleRun::ListBytes(const Job& job) const {
+  if (prefilled_.layers.empty()) return 0;
+  const int32_t kv_heads = prefilled_.tap->layers().at(prefilled_.layers.front()).kv_heads;
+  const auto lists = static_cast<int64_t>(prefilled_.layers.size()) * kv_heads;
+  return lists * AskedTokens(job.budget, prefilled_.size()) * static_cast<int64_t>(sizeof(int32_t));
+}
+
+Status SampleRun::EvictAhead(const Job& job, std::span<const Job* const> later) {
+  std::vector<const Job*> together{&job};
+  int64_t bytes = ListBytes(job);
+  for (const Job* other : later) {
+    if (!SharesScores(job, *other)) continue;
+    bytes += ListBytes(*other);
+    if (bytes > kReadyBytes) break;
+    together.push_back(other);
+  }
+  double extend_s = 0;
+  DROPKV_RETURN_IF_ERROR(Extend(Behind(job), &extend_s));
+  std::vector<llama::EvictJob> asked;
+  asked.reserve(together.size());
+  for (const Job* each : together) asked.push_back({&each->setting->recipe, each->budget});
+  Result<std::vector<llama::Evicted>> evicted = llama::EvictAll(prefilled_, engine_, asked);
+  // Jobs fail in their own turn: the rows before them are kept.
+  if (!evicted.ok() && together.size() > 1) return EvictAhead(job, {});
   if (!evicted.ok()) return evicted.status();
+  for (size_t i = 0; i < together.size(); ++i) ready_.push_back({together[i], std::move((*evicted)[i]), extend_s});
+  return Status::Ok();
+}
+
+Status SampleRun::Evict(const Job& job, std::span<const Job* const> later) {
+  const auto find = [&] { return std::ranges::find(ready_, &job, &Ready::job); };
+  if (find() == ready_.end()) DROPKV_RETURN_IF_ERROR(EvictAhead(job, later));
+  const auto found = find();
+  const double draft_s = drafts_.Seconds(job) + found->extend_s;
+  llama::Evicted evicted = std::move(found->evicted);
+  ready_.erase(found);
   Row row = EmptyRow();
   if (job.setting->recipe.rows.generated() > 0) row.draft_s = draft_s;
-  DROPKV_RETURN_IF_ERROR(Describe(job, evicted->keep, evicted->report, &row));
-  if (!std::isfinite(evicted->output_error))
+  DROPKV_RETURN_IF_ERROR(Describe(job, evicted.keep, evicted.report, &row));
+  if (!std::isfinite(evicted.output_error))
     return {Code::kInternal, fmt::format("{} at {}: the output error is not finite", job.name(), job.text)};
-  row.output_error = evicted->output_error;
-  row.score_s = evicted->score_seconds;
-  row.warnings = Warnings(evicted->report, evicted->warnings);
+  row.output_error = evicted.output_error;
+  row.score_s = evicted.score_seconds;
+  row.warnings = Warnings(evicted.report, evicted.warnings);
   begun_.assign(KeptBehind(job).begin(), KeptBehind(job).end());
   const bool answered = !begun_.empty() && begun_.size() == reference_.tokens.size() && !course_.is_text();
-  if (!answered) pending_bytes_ += prefilled_.KvBytes(evicted->keep.total());
-  pending_.push_back({std::move(row), std::move(evicted->keep), answered});
+  if (!answered) pending_bytes_ += prefilled_.KvBytes(evicted.keep.total());
+  pending_.push_back({std::move(row), std::move(evicted.keep), answered});
   return Status::Ok();
 }
 

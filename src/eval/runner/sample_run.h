@@ -16,6 +16,7 @@
 #include "eval/runner/grid.h"
 #include "eval/runner/prompt.h"
 #include "llama/decoder.h"
+#include "llama/evict.h"
 #include "llama/model.h"
 #include "llama/prefill.h"
 
@@ -35,6 +36,9 @@ struct SampleOptions {
 // A batch takes no further keep list when its rows take so many bytes, or as many as the full cache if that is more.
 inline constexpr int64_t kBatchBytes = int64_t{1} << 30;
 
+// Most bytes of keep lists that wait for their turn.
+inline constexpr int64_t kReadyBytes = int64_t{1} << 28;
+
 llama::PrefillOptions MakePrefillOptions(const SampleOptions& options, Engine* engine);
 
 class SampleRun {
@@ -51,8 +55,9 @@ class SampleRun {
 
   // Decodes what these jobs draft; before they are evicted for.
   Status Draft(std::span<const Job* const> jobs);
-  // Evicts for a job, whose row comes with Decode.
-  Status Evict(const Job& job);
+  // Evicts for a job, whose row comes with Decode. `later` are to come behind it: those that share its scores are
+  // scored with it, and wait for their turn.
+  Status Evict(const Job& job, std::span<const Job* const> later);
   // Whether what was evicted is to be decoded before this job is evicted for: the batch is full, or another one's.
   bool ends_batch(const Job& job) const;
   // The rows of what was evicted, in that order.
@@ -65,11 +70,21 @@ class SampleRun {
     bool answered = false;  // within the delay, by the full cache
   };
 
+  // What was evicted ahead of its turn.
+  struct Ready {
+    const Job* job;
+    llama::Evicted evicted;
+    double extend_s;
+  };
+
   Row EmptyRow() const;
   Status Describe(const Job& job, const KeepList& keep, const EvictReport& report, Row* row) const;
   std::span<const llama::Token> Behind(const Job& job) const;
   std::span<const llama::Token> KeptBehind(const Job& job) const;
   Status Extend(std::span<const llama::Token> tokens, double* seconds);
+  bool SharesScores(const Job& a, const Job& b) const;
+  int64_t ListBytes(const Job& job) const;
+  Status EvictAhead(const Job& job, std::span<const Job* const> later);
   Status DecodeAlone(const CourseSample& sample, Pending* pending);
   Status DecodeBatch(const CourseSample& sample);
   void AnswerInFull(Row* row) const;
@@ -90,6 +105,7 @@ class SampleRun {
   std::vector<llama::Token> behind_;  // tokens that prefilled_ is extended by
   std::vector<float> behind_logits_;  // of the last of them
   std::vector<llama::Token> begun_;   // of what is pending: kept tokens of the delay
+  std::vector<Ready> ready_;
   std::vector<Pending> pending_;
   int64_t pending_bytes_ = 0;
 };
