@@ -17,8 +17,9 @@ inline constexpr float kJudgesNothing = 3e38F;
 
 template <int kRows, bool kWeighted>
 struct RowWeights {};
+// Aligned: the arrays behind it are read by pairs.
 template <int kRows>
-struct RowWeights<kRows, true> {
+struct alignas(16) RowWeights<kRows, true> {
   float weight[kRows];
   float weight_sum;  // of a query head's rows
 };
