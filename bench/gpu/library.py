@@ -53,6 +53,9 @@ class Cache(Sized):
         ("offsets", c_void_p),
         ("blocks_in_pool", c_int64),
         ("rows_in_pool", c_int64),
+        ("generated", c_void_p),
+        ("max_generated", c_int32),
+        ("reserved", c_int32),
     ]
 
 
@@ -69,6 +72,7 @@ class Rows(Sized):
         ("lse", c_void_p),
         ("out", c_void_p),
         ("out_dtype", c_int32),
+        ("weights", c_void_p),
     ]
 
 

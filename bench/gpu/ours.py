@@ -65,15 +65,20 @@ class Buffers:
 
 
 class Ours:
-    """One plan and its calls, a list of them for every step: one call for every set of inputs."""
+    """One plan and its calls, a list of them for every step: one call for every set of inputs. ahead: the rows are
+    those of tokens generated behind the prompt, and have weights."""
 
     def __init__(self, library: abi.Library, shape: Shape, sets: list[Inputs], policy: str = "dropkv",
-                 fraction: float = 0.05, given: bool = False):
+                 fraction: float = 0.05, given: bool = False, ahead: bool = False):
         self.shape, self.sets = shape, sets
         self.policy = library.policy(policy, window=shape.rows)
         self.fraction = fraction
         self._caches = [cache_of(inputs) for inputs in sets]
         self._rows = [rows_of(inputs, given) for inputs in sets]
+        if ahead:
+            self._weights = torch.linspace(0.5, 1.5, shape.rows, device="cuda").repeat(shape.batch)
+            for cache, rows in zip(self._caches, self._rows):
+                cache.max_generated, rows.weights = shape.rows, self._weights.data_ptr()
         arguments = shape.query_heads, shape.rows, given, self.policy, fraction
         self.plan = abi.Plan(library, self._caches[0], *arguments)
         self.buffers = [Buffers(shape, self.plan.capacity) for _ in sets]

@@ -125,12 +125,13 @@ def time_scores(bench: Bench, shape: Shape, sets: list[Inputs], grouped: bool) -
         bench.time("score", shape, "triton", each(sets, triton_score), two)
         bench.time("score given", shape, "triton", each(sets, triton_score.given), one)
     for step, floor, handed in (("score", two, False), ("score given", one, True)):
-        time_our_score(bench, step, shape, sets, floor, handed)
+        time_our_score(bench, step, shape, sets, floor, given=handed)
+    time_our_score(bench, "score ahead", shape, sets, two, ahead=True)
     return triton_score
 
 
-def time_our_score(bench: Bench, step: str, shape: Shape, sets: list[Inputs], floor: int, given: bool) -> None:
-    ours = bench.ours(shape, sets, given=given)
+def time_our_score(bench: Bench, step: str, shape: Shape, sets: list[Inputs], floor: int, **options) -> None:
+    ours = bench.ours(shape, sets, **options)
     if ours:
         bench.time(step, shape, "ours", ours.score, floor, workspace_of(ours))
         print(f"kernels {step} {describe(shape)}: {ours.plan.kernels()}", flush=True)
@@ -140,7 +141,7 @@ def time_sink(bench: Bench, shape: Shape) -> None:
     """The computed score where an attention sink makes one token of every row dominant, as in real models."""
     varied = dataclasses.replace(shape, content="sink")
     sets = bench.inputs(varied)
-    time_our_score(bench, "score sink", varied, sets, 4 * shape.key_bytes, False)
+    time_our_score(bench, "score sink", varied, sets, 4 * shape.key_bytes)
 
 
 def time_selection(bench: Bench, shape: Shape, sets: list[Inputs]) -> None:

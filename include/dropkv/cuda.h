@@ -53,25 +53,35 @@ struct Cache {
   const int64_t* offsets = nullptr;  // ragged: [B * Hkv + 1], list (b, h) is rows offsets[i] .. offsets[i+1]-1
   int64_t blocks_in_pool = 0;        // paged: blocks of the pool
   int64_t rows_in_pool = 0;          // packed, ragged: token rows of the pool
+  // The last tokens of a sequence may have been generated behind its prompt (algorithm.md, "Observation rows"). Only
+  // the n before them are candidates: scored, and counted for the budget. All are in the rows' softmax, and every list
+  // ends with the generated ones.
+  const int32_t* generated = nullptr;  // [B] 0 to max_generated, at most the sequence's length; null: max_generated
+  int32_t max_generated = 0;           // of any sequence; 0: none, and `generated` is not read
 };
 
-// The queries that judge the tokens, and how a logit is made: l = scale * <q, k>, then soft_cap * tanh(l / soft_cap)
-// where soft_cap > 0; a sink is one more logit of its query head in the denominator, without a value.
+// The queries that judge the tokens, any set in any order, and how a logit is made: l = scale * <q, k>, then soft_cap *
+// tanh(l / soft_cap) where soft_cap > 0; a sink is one more logit of its query head in the denominator, without a
+// value.
 struct Rows {
   const void* q = nullptr;  // [B, Hq, w, d] in the cache's dtype, after RoPE; dims contiguous, strides in elements
   int64_t sequence_stride = 0;
   int64_t head_stride = 0;
   int64_t row_stride = 0;
-  int32_t query_heads = 0;           // Hq
-  int32_t rows = 0;                  // w
-  const int32_t* visible = nullptr;  // [B, w]: row i attends to tokens 0 .. visible[i]-1; null: the last w tokens
-  float scale = 1.0F;                // > 0
+  int32_t query_heads = 0;  // Hq
+  int32_t rows = 0;         // w
+  // [B, w]: row i attends to tokens 0 .. visible[i]-1, generated ones among them; null: rows of the last w tokens
+  const int32_t* visible = nullptr;
+  float scale = 1.0F;  // > 0
   float soft_cap = 0.0F;
   const float* sinks = nullptr;  // [Hq] or null
   // What the engine's prefill attention computed for these rows: one pass over K and V instead of two. Both or none.
   const float* lse = nullptr;     // [B, Hq, w] natural logarithm
   const void* out = nullptr;      // [B, Hq, w, dv] contiguous
   DType out_dtype = DType::kF32;  // kF32, or the cache's
+  // [B, w] how much row i counts in the scores: finite, 0 or more, in no sequence all 0 (nobody checks that on the
+  // device); null: 1 each. The certificate takes all rows alike.
+  const float* weights = nullptr;
 };
 
 enum class Placement : int {
@@ -81,8 +91,9 @@ enum class Placement : int {
 };
 
 struct Outputs {
-  float* raw_scores = nullptr;    // [B, Hkv, max_tokens] or null; NaN: token not finite; sign bit: dominant
-  float* scores = nullptr;        // [B, Hkv, max_tokens] pooled, or null
+  // [B, Hkv, max_tokens], of a sequence's candidates, or null
+  float* raw_scores = nullptr;    // NaN: token not finite; sign bit: dominant
+  float* scores = nullptr;        // pooled
   int64_t* offsets = nullptr;     // [B * Hkv + 1] where every list begins in positions
   int32_t* positions = nullptr;   // [capacity] ascending in every list
   int64_t capacity = 0;           // at least Plan::capacity

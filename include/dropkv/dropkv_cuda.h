@@ -37,6 +37,9 @@ typedef struct dropkv_cuda_cache {
   const int64_t* offsets;
   int64_t blocks_in_pool;
   int64_t rows_in_pool;
+  const int32_t* generated; /* [B], or null: max_generated */
+  int32_t max_generated;    /* tokens behind the prompt: no candidates, always kept, outside the budget */
+  int32_t reserved;
 } dropkv_cuda_cache;
 
 typedef struct dropkv_cuda_rows {
@@ -53,7 +56,8 @@ typedef struct dropkv_cuda_rows {
   const float* sinks;
   const float* lse; /* with out, or both null */
   const void* out;
-  int32_t out_dtype; /* DROPKV_F32, or the cache's */
+  int32_t out_dtype;    /* DROPKV_F32, or the cache's */
+  const float* weights; /* [B, w] how much every row counts in the scores; null: 1 each */
 } dropkv_cuda_rows;
 
 typedef enum dropkv_cuda_placement {

@@ -16,14 +16,22 @@ static_assert(DROPKV_CUDA_OUT_OF_PLACE == static_cast<int>(dropkv::cuda::Placeme
 static_assert(DROPKV_CUDA_IN_PLACE == static_cast<int>(dropkv::cuda::Placement::kInPlace));
 
 namespace dropkv::c_api {
+
+// Sizes of the first header, before generated tokens and weights.
+template <>
+inline constexpr size_t kFirstSize<dropkv_cuda_cache> = offsetof(dropkv_cuda_cache, generated);
+template <>
+inline constexpr size_t kFirstSize<dropkv_cuda_rows> = offsetof(dropkv_cuda_rows, weights);
+
 namespace {
 
 cuda::Tensor ToTensor(const dropkv_cuda_tensor& tensor) {
   return {tensor.data, tensor.sequence_stride, tensor.head_stride, tensor.token_stride};
 }
 
-Result<cuda::Cache> ToCache(const dropkv_cuda_cache* in, const char* name) {
-  if (Status status = CheckInput(in, name); !status.ok()) return status;
+Result<cuda::Cache> ToCache(const dropkv_cuda_cache* caller, const char* name) {
+  const auto in = ReadInput(caller, name);
+  if (!in.ok()) return in.status();
   cuda::Cache cache;
   cache.dtype = static_cast<DType>(in->dtype);
   cache.sequences = in->sequences;
@@ -41,11 +49,14 @@ Result<cuda::Cache> ToCache(const dropkv_cuda_cache* in, const char* name) {
   cache.offsets = in->offsets;
   cache.blocks_in_pool = in->blocks_in_pool;
   cache.rows_in_pool = in->rows_in_pool;
+  cache.generated = in->generated;
+  cache.max_generated = in->max_generated;
   return cache;
 }
 
-Result<cuda::Rows> ToRows(const dropkv_cuda_rows* in) {
-  if (Status status = CheckInput(in, "rows"); !status.ok()) return status;
+Result<cuda::Rows> ToRows(const dropkv_cuda_rows* caller) {
+  const auto in = ReadInput(caller, "rows");
+  if (!in.ok()) return in.status();
   cuda::Rows rows;
   rows.q = in->q;
   rows.sequence_stride = in->q_sequence_stride;
@@ -60,6 +71,7 @@ Result<cuda::Rows> ToRows(const dropkv_cuda_rows* in) {
   rows.lse = in->lse;
   rows.out = in->out;
   rows.out_dtype = static_cast<DType>(in->out_dtype);
+  rows.weights = in->weights;
   return rows;
 }
 

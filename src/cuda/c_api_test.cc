@@ -26,6 +26,8 @@ dropkv_cuda_cache ToC(const Cache& cache) {
   c.offsets = cache.offsets;
   c.blocks_in_pool = cache.blocks_in_pool;
   c.rows_in_pool = cache.rows_in_pool;
+  c.generated = cache.generated;
+  c.max_generated = cache.max_generated;
   return c;
 }
 
@@ -38,7 +40,9 @@ dropkv_cuda_rows ToC(const Rows& rows) {
   c.q_row_stride = rows.row_stride;
   c.query_heads = rows.query_heads;
   c.rows = rows.rows;
+  c.visible = rows.visible;
   c.scale = rows.scale;
+  c.weights = rows.weights;
   c.lse = rows.lse;
   c.out = rows.out;
   c.out_dtype = static_cast<int32_t>(rows.out_dtype);
@@ -69,6 +73,11 @@ class CudaCApi : public testing::TestWithParam<Layout> {
     if (NoDevice()) GTEST_SKIP() << "there is no CUDA device";
     StepCase c = MakeStep("adadropkv", Budget::Fraction(0.1), "", DType::kBF16);
     c.batch.layout = GetParam();
+    if (GetParam() != Layout::kPacked) {
+      c.batch.generated = 40;
+      c.batch.generated_each = GetParam() == Layout::kPaged;
+      c.batch.weights = c.batch.any_visible = true;
+    }
     run_ = std::make_unique<StepRun>(c, HostBatch(c.batch));
     want_ = run_->Run(Placement::kOutOfPlace, &ran_);
     cache_ = ToC(run_->cache);
@@ -150,7 +159,7 @@ TEST_P(CudaCApi, DecodesTheSame) {
 
 TEST_P(CudaCApi, TellsWhatIsWrong) {
   dropkv_cuda_cache cache = cache_;
-  cache.struct_size -= 8;
+  cache.struct_size = offsetof(dropkv_cuda_cache, generated) - 8;
   ExpectMessage(Run(cache, rows_, outputs_), DROPKV_INVALID_ARGUMENT, "cache.struct_size");
   dropkv_cuda_plan* other = nullptr;
   ExpectMessage(Create(cache, nullptr, &other), DROPKV_INVALID_ARGUMENT, "shape.struct_size");

@@ -153,6 +153,10 @@ class DeviceBatch {
     lengths_ = DeviceArray<int32_t>(case_.lengths);
     visible_ = DeviceArray<int32_t>(batch.visible());
     sinks_ = DeviceArray<float>(batch.sinks());
+    weights_ = DeviceArray<float>(batch.weights());
+    std::vector<int32_t> generated(case_.sequences());
+    for (int32_t b = 0; b < case_.sequences(); ++b) generated[b] = case_.generated_of(b);
+    generated_ = DeviceArray<int32_t>(generated);
     first_rows_ = DeviceArray<int64_t>(places_.first_rows);
     blocks_ = DeviceArray<int32_t>(places_.blocks);
   }
@@ -215,6 +219,8 @@ class DeviceBatch {
     }
     cache.blocks_in_pool = places_.pool_blocks;
     cache.rows_in_pool = places_.pool_rows;
+    cache.max_generated = case_.generated;
+    if (case_.generated_each) cache.generated = generated_.get();
     return cache;
   }
 
@@ -231,6 +237,7 @@ class DeviceBatch {
     rows.scale = 1.0F / std::sqrt(static_cast<float>(case_.key_dim));
     rows.soft_cap = case_.soft_cap;
     rows.sinks = case_.sinks ? sinks_.get() : nullptr;
+    rows.weights = case_.weights ? weights_.get() : nullptr;
     return rows;
   }
 
@@ -251,6 +258,8 @@ class DeviceBatch {
   DeviceArray<int32_t> lengths_;
   DeviceArray<int32_t> visible_;
   DeviceArray<float> sinks_;
+  DeviceArray<float> weights_;
+  DeviceArray<int32_t> generated_;
   DeviceArray<int64_t> first_rows_;
   DeviceArray<int32_t> blocks_;
 };

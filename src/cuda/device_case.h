@@ -32,12 +32,18 @@ struct DeviceCase {
   bool sinks = false;
   bool any_visible = false;  // visible counts in no order, 0 and 1 among them
   int32_t splits = 3;
-  bool odd_values = true;  // kNonFinite: in values too
+  bool odd_values = true;       // kNonFinite: in values too
+  int32_t generated = 0;        // last tokens of every sequence, which are no candidates
+  bool generated_each = false;  // counted by sequence, three fewer in each
+  bool weights = false;         // of the rows, 0 among them
 
   int32_t sequences() const { return static_cast<int32_t>(lengths.size()); }
   int32_t head_rows() const { return group * rows; }
   int32_t lists() const { return sequences() * kv_heads; }
   int32_t max_tokens() const { return *std::max_element(lengths.begin(), lengths.end()); }
+  int32_t generated_of(int32_t sequence) const {
+    return std::clamp(generated - (generated_each ? 3 * sequence : 0), 0, lengths[sequence]);
+  }
 };
 
 inline std::ostream& operator<<(std::ostream& out, const DeviceCase& c) {
@@ -54,6 +60,8 @@ inline std::ostream& operator<<(std::ostream& out, const DeviceCase& c) {
   if (c.soft_cap > 0.0F) out << " soft cap " << c.soft_cap;
   if (c.sinks) out << " sinks";
   if (c.any_visible) out << " any visible counts";
+  if (c.generated > 0) out << " generated " << c.generated << (c.generated_each ? " and less" : "");
+  if (c.weights) out << " weights";
   return out;
 }
 
@@ -75,12 +83,16 @@ class HostBatch {
     MakeQueries();
     for (int32_t list = 0; list < c.lists(); ++list) MakeList(list);
     for (int32_t h = 0; h < c.kv_heads * c.group; ++h) sinks_.push_back(0.3F * static_cast<float>(h) - 1.0F);
+    for (int32_t b = 0; b < c.sequences(); ++b)
+      for (int32_t i = 0; i < c.rows; ++i)
+        weights_.push_back(i % 5 == 3 ? 0.0F : 0.3F + 0.4F * static_cast<float>((i * 7 + b) % 4));
   }
 
   // The same rows over some tokens of every list, the window's among them: ragged lists.
   HostBatch Kept(const std::vector<std::vector<int32_t>>& positions) const {
     HostBatch kept = *this;
     kept.case_.layout = Layout::kRagged;
+    kept.case_.generated = 0;
     std::fill(kept.case_.lengths.begin(), kept.case_.lengths.end(), 0);
     for (int32_t list = 0; list < case_.lists(); ++list) {
       const HostList& all = lists_[list];
@@ -104,6 +116,11 @@ class HostBatch {
   const std::vector<uint16_t>& q() const { return q16_; }  // [B, Hq, w, d]
   const std::vector<int32_t>& visible() const { return visible_; }
   const std::vector<float>& sinks() const { return sinks_; }
+  const std::vector<float>& weights() const { return weights_; }  // [B, w]
+  int32_t generated(int32_t list) const {
+    return std::min(lists_[list].tokens, case_.generated_of(list / case_.kv_heads));
+  }
+  int32_t candidates(int32_t list) const { return lists_[list].tokens - generated(list); }
 
   KvView kv(int32_t list) const {
     const HostList& data = lists_[list];
@@ -122,7 +139,8 @@ class HostBatch {
             case_.key_dim,
             case_.group,
             case_.rows,
-            lists_[list].visible.data()};
+            lists_[list].visible.data(),
+            case_.weights ? &weights_[int64_t{list} / case_.kv_heads * case_.rows] : nullptr};
   }
   AttentionSpec attention(int32_t list) const {
     const int32_t first = list % case_.kv_heads * case_.group;
@@ -193,7 +211,52 @@ class HostBatch {
   std::vector<float> q_;
   std::vector<int32_t> visible_;
   std::vector<float> sinks_;
+  std::vector<float> weights_;
 };
+
+// Adds cases with generated tokens and with weights: add(change) takes a case that change(case) has changed.
+template <typename Add>
+void AddRowCases(Add&& add) {
+  // Rows of the window's end and of all generated tokens; a sequence that is nothing but generated.
+  for (const Layout layout : {Layout::kHeadMajor, Layout::kPacked, Layout::kPaged, Layout::kRagged})
+    for (const bool each : {false, true})
+      add([&](DeviceCase& c) {
+        c.layout = layout, c.lengths = {151, 9, 0, 290}, c.generated = 12, c.generated_each = each, c.rows = 17;
+        c.weights = each;
+      });
+  // n at the end of a tile, and behind it; more generated tokens than the prompt has.
+  for (const int32_t generated : {44, 43, 299})
+    add([&](DeviceCase& c) { c.lengths = {300, 300}, c.generated = generated, c.weights = true; });
+  // Every instance of the kernels: r = g w rows.
+  for (const auto& [d, g, w] : {std::tuple{64, 8, 8},
+                                {64, 4, 32},
+                                {80, 8, 32},
+                                {128, 1, 1},
+                                {128, 8, 8},
+                                {128, 4, 32},
+                                {128, 16, 40},
+                                {256, 4, 8},
+                                {256, 6, 32}})
+    add([&, d = d, g = g, w = w](DeviceCase& c) {
+      c.key_dim = c.value_dim = d, c.kv_heads = 1, c.group = g, c.rows = w, c.weights = true, c.generated = d / 8;
+      c.lengths = {200};
+    });
+  for (const bool sinks : {false, true})
+    add([&](DeviceCase& c) {
+      c.content = Content::kDominant, c.lengths = {201, 64}, c.generated = 60, c.weights = sinks, c.sinks = sinks;
+    });
+  add([&](DeviceCase& c) { c.content = Content::kDominant, c.lengths = {201, 64}, c.weights = true; });
+  add([&](DeviceCase& c) { c.content = Content::kOffset, c.generated = 30, c.weights = true; });
+  for (const Layout layout : {Layout::kTokenMajor, Layout::kPaged})
+    add([&](DeviceCase& c) { c.content = Content::kNonFinite, c.layout = layout, c.generated = 40, c.weights = true; });
+  for (const bool each : {false, true})
+    add([&](DeviceCase& c) {
+      c.any_visible = true, c.generated = 35, c.generated_each = each, c.weights = each, c.lengths = {300, 40};
+    });
+  add([&](DeviceCase& c) { c.soft_cap = 20.0F, c.generated = 20, c.weights = true; });
+  add([&](DeviceCase& c) { c.misaligned = true, c.generated = 20, c.weights = true; });
+  add([&](DeviceCase& c) { c.lengths = {4099}, c.kv_heads = 1, c.splits = 16, c.generated = 700, c.weights = true; });
+}
 
 // Shapes, layouts, dtypes and contents, each varied around an ordinary case.
 inline std::vector<DeviceCase> AllDeviceCases() {
@@ -240,6 +303,7 @@ inline std::vector<DeviceCase> AllDeviceCases() {
   add([&](DeviceCase& c) { c.soft_cap = 20.0F; });
   add([&](DeviceCase& c) { c.soft_cap = 50.0F, c.sinks = true, c.content = Content::kDominant; });
   add([&](DeviceCase& c) { c.soft_cap = 30.0F, c.content = Content::kNonFinite; });
+  AddRowCases(add);
   return cases;
 }
 

@@ -12,6 +12,8 @@
 //            own largest: the error of an out, never a multiple of 1/(1-p).
 // Handed-in rows: an output of 16 bits has an error of u16 * |a|, one of 32 bits u * |a|; pairs up to p = 0.75 and 0.99
 // take |a - v| from it.
+// A row's weight multiplies the bounds of its terms; it is one more product of a term's chain, and its share of the
+// weights' sum two roundings.
 #pragma once
 
 #include <algorithm>
@@ -54,6 +56,7 @@ struct RowBounds {
   std::vector<double> share;     // [n] of the attention score
   std::vector<int32_t> top;      // [r]
   std::vector<double> top_rest;  // [r] 1 - p of it
+  std::vector<double> weight;    // [r]; 0 where the row judges nothing
 };
 
 // Magnitudes of one row; its logits come from its own query.
@@ -122,7 +125,8 @@ inline double PairBound(const reference::Layer& layer, const reference::Row& row
 inline RowBounds BoundsOf(const KvView& kv, const ObservationRows& rows, const AttentionSpec& spec,
                           const Precision& precision) {
   const reference::Layer layer = reference::LoadLayer(kv);
-  const int32_t pairs = rows.query_heads * rows.rows;
+  const int32_t pairs = rows.query_heads * rows.rows + (rows.weights != nullptr ? 3 : 0);
+  const double weight_sum = rows.query_heads * reference::RowWeightSum(rows);
   RowBounds bounds;
   bounds.loss.assign(kv.tokens, 0.0);
   bounds.share.assign(kv.tokens, 0.0);
@@ -135,12 +139,14 @@ inline RowBounds BoundsOf(const KvView& kv, const ObservationRows& rows, const A
       bounds.lse.push_back(row.skipped ? 0.0 : reference::LseTolerance(m) + errors.logit);
       bounds.top.push_back(row.top);
       bounds.top_rest.push_back(row.top < 0 ? 1.0 : row.top_rest);
+      const double weight = row.skipped ? 0.0 : reference::RowWeight(rows, i);
+      bounds.weight.push_back(weight);
       if (row.skipped) continue;
       for (int32_t j = 0; j < rows.visible[i]; ++j) {
         if (!layer.takes_part(0, j)) continue;
-        bounds.share[j] +=
-            (row.weight[j] * (errors.weight + reference::Gamma(pairs + 2.0)) + reference::kSmallestNormal) / pairs;
-        if (!row.alone) bounds.loss[j] += PairBound(layer, row, m, precision, j, pairs) / rows.query_heads;
+        const double share = row.weight[j] * (errors.weight + reference::Gamma(pairs + 2.0));
+        bounds.share[j] += weight * (share + reference::kSmallestNormal) / weight_sum;
+        if (!row.alone) bounds.loss[j] += weight * PairBound(layer, row, m, precision, j, pairs) / rows.query_heads;
       }
     }
   return bounds;

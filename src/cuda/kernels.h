@@ -24,11 +24,15 @@ cudaError_t LaunchCombine(const AttendParams& params, cudaStream_t stream);
 // p = 1 / (1 + R + s), R the other tokens' and s the sink's share of 2^top.
 cudaError_t LaunchFinishTops(const AttendParams& params, cudaStream_t stream);
 
-// raw [B, Hkv, n] of all rows. Pairs (row, state.top[row]) count state.contribution.
+// raw [B, Hkv, n] of all rows, times their weights. Pairs (row, state.top[row]) count state.contribution.
 cudaError_t LaunchScoreAny(const ScoreParams& params, cudaStream_t stream);
 
 // Handed-in rows, after score: contributions of the pairs that it found, added to raw.
 cudaError_t LaunchResolveGiven(const AttendParams& attend, const ScoreParams& params, cudaStream_t stream);
+
+// visible [B, Hkv, w]: how many of a list's kept tokens every row sees.
+cudaError_t LaunchKeptVisible(const AttendParams& full, const int64_t* offsets, const int32_t* positions,
+                              int32_t* visible, cudaStream_t stream);
 
 // output_error, evicted_mass [B, Hq] from the rows over all tokens and over the kept ones.
 cudaError_t LaunchCertificate(const AttendParams& full, const RowState& kept, float* output_error, float* evicted_mass,

@@ -81,6 +81,7 @@ RunMemory CutMemory(const Plan& plan, const SelectParams& select, const CompactP
   Cutter first(base == nullptr ? nullptr : static_cast<std::byte*>(base) + cutter.used());
   memory.rows.partials = CutPartials(plan, sizes, first);
   Cutter certificate(base == nullptr ? nullptr : static_cast<std::byte*>(base) + cutter.used());
+  memory.visible = certificate.Take<int32_t>(sizes.lists * plan.rows);
   memory.kept = CutRows(sizes, certificate);
   memory.kept.partials = CutPartials(plan, sizes, certificate);
   memory.bytes = cutter.used() + std::max({scores.used(), first.used(), certificate.used()});

@@ -20,8 +20,9 @@ struct RowMemory {
 
 struct RunMemory {
   RowMemory rows;
-  RowMemory kept;        // of the certificate
-  float* raw = nullptr;  // [B, Hkv, max_tokens]; before the scores are written, the partials lie here
+  RowMemory kept;              // of the certificate, and
+  int32_t* visible = nullptr;  // [B, Hkv, w] what its rows see of the lists
+  float* raw = nullptr;        // [B, Hkv, max_tokens]; before the scores are written, the partials lie here
   void* select = nullptr;
   int32_t* compact = nullptr;
   size_t bytes = 0;

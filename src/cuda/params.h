@@ -1,8 +1,8 @@
 // Plain data that kernels take by value. Every pointer is to device memory; nothing here owns anything.
 //
 // Letters (docs/algorithm.md): B sequences, Hq query heads, Hkv KV heads, g = Hq / Hkv, w observation rows of a query
-// head, r = g * w rows of a KV head, n tokens of a sequence. Row i of KV head u is row i % w of query head u * g + i /
-// w, so that [B, Hq, w] and [B, Hkv, r] are the same memory.
+// head, r = g * w rows of a KV head, n tokens of a sequence that are candidates: all but the generated ones at its end.
+// Row i of KV head u is row i % w of query head u * g + i / w, so that [B, Hq, w] and [B, Hkv, r] are the same memory.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -24,10 +24,12 @@ struct RowParams {
   int64_t q_row_stride = 0;
   int32_t group = 1;                 // g
   int32_t rows = 1;                  // w
-  const int32_t* visible = nullptr;  // [B, w]; null: row i sees n - w + i + 1 tokens
+  const int32_t* visible = nullptr;  // [B, visible_heads, w]; null: the rows are those of the last w tokens
+  int32_t visible_heads = 1;         // Hkv where every KV head's list has counts of its own
   float scale = 1.0F;
-  float soft_cap = 0.0F;         // 0: none
-  const float* sinks = nullptr;  // [Hq] or null
+  float soft_cap = 0.0F;           // 0: none
+  const float* sinks = nullptr;    // [Hq] or null
+  const float* weights = nullptr;  // [B, w] of the scores, or null; pass 1 does not know them
 };
 
 // What pass 1 knows of every row; written by attend, or from what the engine's prefill handed in. [B, Hkv, r] each.
@@ -106,8 +108,10 @@ struct SelectParams {
   int32_t sequences = 0;
   int32_t kv_heads = 0;
   int32_t max_tokens = 0;
-  const int32_t* lengths = nullptr;  // [B] or null
-  const float* raw = nullptr;        // [B, Hkv, max_tokens] as ScoreParams::raw
+  const int32_t* lengths = nullptr;  // [B] or null, and generated: as in Cache
+  const int32_t* generated = nullptr;
+  int32_t max_generated = 0;
+  const float* raw = nullptr;  // [B, Hkv, max_tokens] as ScoreParams::raw
   // Policy and budget
   int32_t window = 0;
   int32_t sink = 0;

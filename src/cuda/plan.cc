@@ -56,12 +56,17 @@ Status CheckTensor(const char* name, const Cache& cache, const Tensor& tensor) {
                          std::to_string(tensor.token_stride) + (cache.blocks != nullptr ? " (paged)" : ""));
 }
 
+Status CheckGenerated(const Cache& cache) {
+  return CheckRange("cache.max_generated", cache.max_generated, 0, cache.max_tokens);
+}
+
 }  // namespace
 
 Status CheckCache(const Cache& cache) {
   DROPKV_RETURN_IF_ERROR(CheckSizes(cache));
   DROPKV_RETURN_IF_ERROR(CheckTensor("cache.k", cache, cache.k));
   DROPKV_RETURN_IF_ERROR(CheckTensor("cache.v", cache, cache.v));
+  DROPKV_RETURN_IF_ERROR(CheckGenerated(cache));
   const int kinds = (cache.starts != nullptr) + (cache.blocks != nullptr) + (cache.offsets != nullptr);
   if (kinds > 1)
     return InvalidArgument("cache: expected one of starts, blocks and offsets at most, got " + std::to_string(kinds));
@@ -91,6 +96,7 @@ SelectParams ToSelect(const Plan& plan) {
   params.sequences = plan.shape.sequences;
   params.kv_heads = plan.shape.kv_heads;
   params.max_tokens = plan.shape.max_tokens;
+  params.max_generated = plan.shape.max_generated;
   params.window = plan.policy.window;
   params.sink = plan.policy.sink;
   params.pool = plan.policy.pool;
@@ -140,16 +146,17 @@ Status CheckKernel(const Plan& plan) {
                                std::to_string(plan.compute_capability % 10) + ")"};
 }
 
-// Every list of the longest sequence, all tokens of shorter ones: never more than the tokens there are.
+// Every list of the longest sequence, with as many generated tokens as there may be: no other sequence keeps more,
+// since a token less of the prompt is at most one less that the budget keeps. Never more than the tokens there are.
 Status CountKept(Plan& plan) {
-  const auto longest = ResolveBudget(plan.budget, plan.policy, plan.shape.max_tokens);
+  const int32_t n = plan.shape.max_tokens - plan.shape.max_generated;
+  const auto longest = ResolveBudget(plan.budget, plan.policy, n);
   if (!longest.ok()) return longest.status();
-  const int64_t n = plan.shape.max_tokens;
   const int64_t protect = int64_t{plan.policy.window} + plan.policy.sink;
-  const int64_t keep = std::min(n, std::max<int64_t>(longest->keep, protect));
+  const int64_t keep = std::min<int64_t>(n, std::max<int64_t>(longest->keep, protect));
   // Rule O's total drifts by the rounding of every head's share.
-  const int64_t head = plan.policy.heads == HeadRule::kAdaO ? std::min(n, keep + 1) : keep;
-  plan.capacity = int64_t{plan.shape.sequences} * plan.shape.kv_heads * head;
+  const int64_t head = plan.policy.heads == HeadRule::kAdaO ? std::min<int64_t>(n, keep + 1) : keep;
+  plan.capacity = int64_t{plan.shape.sequences} * plan.shape.kv_heads * (head + plan.shape.max_generated);
   return Status::Ok();
 }
 
@@ -158,6 +165,7 @@ Status CountKept(Plan& plan) {
 Result<Plan> MakePlan(const Cache& cache, int32_t query_heads, int32_t rows, bool rows_given, const Policy& policy,
                       const Budget& budget, std::string_view force_kernel) {
   DROPKV_RETURN_IF_ERROR(CheckSizes(cache));
+  DROPKV_RETURN_IF_ERROR(CheckGenerated(cache));
   DROPKV_RETURN_IF_ERROR(CheckGroups(cache, query_heads));
   DROPKV_RETURN_IF_ERROR(CheckPolicy(policy));
   if (policy.signal != Signal::kDropKv && policy.signal != Signal::kAttention)

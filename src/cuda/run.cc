@@ -37,7 +37,8 @@ Status CheckShape(const Plan& plan, const Cache& cache) {
   const Cache& shape = plan.shape;
   const bool same = cache.dtype == shape.dtype && cache.sequences == shape.sequences &&
                     cache.kv_heads == shape.kv_heads && cache.key_dim == shape.key_dim &&
-                    cache.value_dim == shape.value_dim && cache.max_tokens == shape.max_tokens;
+                    cache.value_dim == shape.value_dim && cache.max_tokens == shape.max_tokens &&
+                    cache.max_generated == shape.max_generated;
   if (!same) return InvalidArgument("cache: expected the plan's dtype and sizes");
   return CheckCache(cache);
 }
@@ -81,6 +82,7 @@ RowParams ToRows(const Cache& cache, const Rows& rows) {
   params.scale = rows.scale;
   params.soft_cap = rows.soft_cap;
   params.sinks = rows.sinks;
+  params.weights = rows.weights;
   return params;
 }
 
@@ -174,6 +176,7 @@ SelectParams SelectCall(const Plan& plan, const Cache& cache, const Outputs& out
                         Counters* counters) {
   SelectParams params = ToSelect(plan);
   params.lengths = cache.lengths;
+  params.generated = cache.generated;
   params.raw = outputs.raw_scores != nullptr ? outputs.raw_scores : memory.raw;
   params.offsets = outputs.offsets;
   params.positions = outputs.positions;
@@ -199,13 +202,26 @@ RunMemory Memory(const Plan& plan, void* workspace) {
   return CutMemory(plan, ToSelect(plan), ToCompact(plan), workspace);
 }
 
-// The same rows over the kept tokens: their window is the kept lists' end too, since it is protected.
+// Whether the rows are those of the last tokens of every kept list too, since these tokens are always kept.
+bool AreOfTheListsEnds(const Plan& plan, const Cache& cache, const Rows& rows) {
+  const int64_t kept = int64_t{plan.policy.window} + (cache.generated == nullptr ? cache.max_generated : 0);
+  return rows.visible == nullptr && rows.rows <= kept;
+}
+
+// The same rows over the kept tokens.
 Status Certify(const Plan& plan, const Rows& rows, const Outputs& outputs, const RunMemory& memory, const Call& full) {
   Rows same = rows;
   same.lse = nullptr;
   same.out = nullptr;
   Call kept = full;
   kept.attend = ToAttend(KeptCache(plan, outputs), same, memory.kept);
+  if (!AreOfTheListsEnds(plan, full.attend.cache, rows)) {
+    kept.attend.rows.visible = memory.visible;
+    kept.attend.rows.visible_heads = plan.shape.kv_heads;
+    DROPKV_RETURN_IF_ERROR(
+        FromCuda(LaunchKeptVisible(full.attend, outputs.offsets, outputs.positions, memory.visible, full.stream),
+                 "certificate"));
+  }
   kept.score.cache = kept.attend.cache;
   Choose(plan, kept);
   DROPKV_RETURN_IF_ERROR(FromCuda(AttendRows(kept), "certificate"));
@@ -214,16 +230,14 @@ Status Certify(const Plan& plan, const Rows& rows, const Outputs& outputs, const
       "certificate");
 }
 
-Status CheckCertificate(const Plan& plan, const Rows& rows, const Outputs& outputs) {
+Status CheckCertificate(const Plan& plan, const Outputs& outputs) {
   if (outputs.output_error == nullptr && outputs.evicted_mass == nullptr) return Status::Ok();
   if (outputs.output_error == nullptr || outputs.evicted_mass == nullptr)
     return InvalidArgument("outputs.output_error and outputs.evicted_mass: expected both or none");
   if (plan.policy.signal != Signal::kDropKv)
     return Unsupported("outputs.output_error: the policy's scores need no outputs, so there are none to compare");
-  if (outputs.placement != Placement::kOutOfPlace)
-    return Unsupported("outputs.output_error: expected placement kOutOfPlace, whose rows are attended");
-  if (rows.visible == nullptr && plan.rows <= plan.policy.window) return Status::Ok();
-  return Unsupported("outputs.output_error: expected rows of the protected window (rows.visible null)");
+  if (outputs.placement == Placement::kOutOfPlace) return Status::Ok();
+  return Unsupported("outputs.output_error: expected placement kOutOfPlace, whose rows are attended");
 }
 
 Status CheckPlacement(const Outputs& outputs) {
@@ -279,7 +293,7 @@ Status Run(const Plan& plan, const Cache& cache, const Rows& rows, const Outputs
   // Nothing is launched before everything has been checked.
   DROPKV_RETURN_IF_ERROR(CheckLists(plan, outputs));
   DROPKV_RETURN_IF_ERROR(CheckPlacement(outputs));
-  DROPKV_RETURN_IF_ERROR(CheckCertificate(plan, rows, outputs));
+  DROPKV_RETURN_IF_ERROR(CheckCertificate(plan, outputs));
   DROPKV_RETURN_IF_ERROR(CheckWhole(cache));
   DROPKV_RETURN_IF_ERROR(CheckShape(plan, cache));
   DROPKV_RETURN_IF_ERROR(CheckRows(plan, cache, rows));
@@ -305,6 +319,8 @@ Cache KeptCache(const Plan& plan, const Outputs& outputs) {
   kept.starts = nullptr;
   kept.blocks = nullptr;
   kept.offsets = outputs.offsets;
+  kept.generated = nullptr;
+  kept.max_generated = 0;
   kept.rows_in_pool = outputs.capacity;
   return kept;
 }

@@ -26,22 +26,24 @@ struct Flags {
 
   Flags(const RowBounds& bounds, int32_t tokens) : must(tokens, false), may(tokens, false) {
     for (size_t i = 0; i < bounds.top.size(); ++i) {
-      if (bounds.top[i] < 0) continue;
+      if (bounds.top[i] < 0 || bounds.top[i] >= tokens || bounds.weight[i] == 0.0) continue;
       if (bounds.top_rest[i] < 0.95e-6) must[bounds.top[i]] = true;
       if (bounds.top_rest[i] < 1.05e-6) may[bounds.top[i]] = true;
     }
   }
 };
 
-// One list's raw scores beside the reference; behind its end nothing was written.
+// One list's raw scores beside the reference; behind its last candidate nothing was written.
 void CheckList(const HostBatch& batch, int32_t list, Signal signal, const Precision& precision,
                const std::vector<float>& raw) {
   const DeviceCase& c = batch.shape();
-  const int32_t n = batch.lists()[list].tokens;
+  const int32_t n = batch.candidates(list);
   const float* got = raw.data() + int64_t{list} * c.max_tokens();
-  const reference::Scores want =
-      reference::Score(batch.kv(list), batch.rows(list), batch.attention(list), PolicyOf(signal, c), 0);
-  const RowBounds bounds = BoundsOf(batch.kv(list), batch.rows(list), batch.attention(list), precision);
+  const reference::Scores want = reference::Score(batch.kv(list), batch.rows(list), batch.attention(list),
+                                                  PolicyOf(signal, c), 0, batch.generated(list));
+  RowBounds bounds = BoundsOf(batch.kv(list), batch.rows(list), batch.attention(list), precision);
+  bounds.loss.resize(n);
+  bounds.share.resize(n);
   std::vector<float> sizes(got, got + n);
   for (float& x : sizes) x = std::abs(x);
   cpu::ExpectWithin(sizes, want.raw, signal == Signal::kDropKv ? bounds.loss : bounds.share, 1, "raw");
@@ -142,6 +144,43 @@ struct GivenRows {
     for (const float x : out) out16.push_back(Round(batch.shape().dtype, x));
   }
 };
+
+// Weights of 1 are no weights; weights a power of two larger give scores that much larger, and the same means.
+TEST_P(CudaScoreTest, WeightsScaleTheScores) {
+  DeviceCase c = shape();
+  if (!c.weights) GTEST_SKIP() << "a case without weights";
+  for (const Signal signal : {Signal::kDropKv, Signal::kAttention}) {
+    c.odd_values = signal == Signal::kDropKv;
+    const HostBatch batch(c);
+    const DeviceBatch device(batch);
+    AttendParams attend = device.attend();
+    ScoreParams score = device.score(signal);
+    const std::string refusal = Refusal(kernel(), attend, score);
+    if (!refusal.empty()) GTEST_SKIP() << refusal;
+    if (signal == Signal::kAttention) attend.partials.out = nullptr;
+    const OwnedStream stream;
+    const auto scores = [&](const std::vector<float>& weights) {
+      const DeviceArray<float> on_device(weights);
+      attend.rows.weights = score.rows.weights = weights.empty() ? nullptr : on_device.get();
+      LaunchChain(kernel(), attend, score, stream.get());
+      return device.raw.Download();
+    };
+    std::vector<float> fourfold = batch.weights();
+    for (float& x : fourfold) x *= 4.0F;
+    const std::vector<float> once = scores(batch.weights());
+    const std::vector<float> more = scores(fourfold);
+    const float factor = signal == Signal::kDropKv ? 4.0F : 1.0F;
+    for (size_t i = 0; i < once.size(); ++i)
+      if (!std::isnan(once[i]) && std::abs(once[i]) > 1e-20F) ASSERT_EQ(more[i], factor * once[i]) << "at " << i;
+    const std::vector<float> ones = scores(std::vector<float>(fourfold.size(), 1.0F));
+    c.weights = false;
+    CheckAll(HostBatch(c), signal, precision(), ones);
+    c.weights = true;
+    if (kernel() != "any") continue;  // others have an instance for weights, whose sums may be fused in another way
+    const std::vector<float> plain = scores({});
+    ASSERT_EQ(std::memcmp(ones.data(), plain.data(), plain.size() * sizeof(float)), 0);
+  }
+}
 
 class CudaGivenRowsTest : public CudaScoreTest {
  protected:

@@ -17,7 +17,7 @@ namespace dropkv::cuda {
 
 struct SelectCase {
   int32_t kv_heads = 3;
-  std::vector<int32_t> lengths{5000};
+  std::vector<int32_t> lengths{5000};  // candidates
   int32_t window = 8;
   int32_t sink = 0;
   Pooling pool{PoolKind::kMean, 5, 5, false};
@@ -29,9 +29,16 @@ struct SelectCase {
   double flag_rate = 0.01;  // share of tokens that are not finite or dominant
   int32_t spare = 3;        // max_tokens beyond the longest sequence
   bool without_lengths = false;
+  std::vector<int32_t> generated{};  // tokens behind them, by sequence; none
+  bool one_generated = false;        // the same in all sequences
 
   int32_t sequences() const { return static_cast<int32_t>(lengths.size()); }
-  int32_t max_tokens() const { return *std::max_element(lengths.begin(), lengths.end()) + spare; }
+  int32_t generated_of(size_t sequence) const { return generated.empty() ? 0 : generated[sequence]; }
+  int32_t max_tokens() const {
+    int32_t most = 0;
+    for (size_t b = 0; b < lengths.size(); ++b) most = std::max(most, lengths[b] + generated_of(b));
+    return most + spare;
+  }
   int32_t keep(int32_t n) const {
     const int64_t wanted = fraction > 0.0 ? static_cast<int64_t>(std::floor(fraction * n + 1e-6)) : tokens;
     return static_cast<int32_t>(std::min<int64_t>(n, std::max<int64_t>(wanted, window + sink)));
@@ -43,10 +50,11 @@ inline std::ostream& operator<<(std::ostream& os, const SelectCase& c) {
   for (const int32_t n : c.lengths) os << " " << n;
   return os << " w " << c.window << " sink " << c.sink << " pooling " << PoolingText(c.pool) << " "
             << HeadRuleName(c.heads) << " alpha " << c.alpha << " fraction " << c.fraction << " tokens " << c.tokens
-            << " levels " << c.levels << " flags " << c.flag_rate;
+            << " levels " << c.levels << " flags " << c.flag_rate << " generated " << c.generated.size()
+            << (c.one_generated ? ", the same" : "");
 }
 
-// [B, Hkv, max_tokens]; beyond a sequence's end everything is NaN.
+// [B, Hkv, max_tokens]; beyond a sequence's last candidate everything is NaN.
 inline std::vector<float> MakeRaw(const SelectCase& c, uint64_t seed) {
   const int64_t stride = c.max_tokens();
   std::vector<float> raw(c.lengths.size() * c.kv_heads * stride, std::numeric_limits<float>::quiet_NaN());
@@ -122,14 +130,18 @@ inline Selection SelectOnHost(const SelectCase& c, const std::vector<float>& raw
       pooled.insert(pooled.end(), of_head.begin(), of_head.end());
     }
     result.pooled.insert(result.pooled.end(), pooled.begin(), pooled.end());
-    std::vector<int32_t> counts(c.kv_heads, 0);
+    const int32_t generated = c.generated_of(b);
+    std::vector<int32_t> counts(c.kv_heads, generated);
+    if (n == 0)
+      for (int32_t i = 0; i < c.kv_heads * generated; ++i) result.positions.push_back(i % generated);
     if (n > 0) {
       const KeepCount budget{c.keep(n), false};
       std::vector<std::byte> workspace(cpu::SelectWorkspaceBytes(policy, budget, c.kv_heads, n));
       const size_t before = result.positions.size();
-      result.positions.resize(before + cpu::MaxSelected(policy, budget, c.kv_heads, n));
-      const Status status = cpu::Select({c.kv_heads, n, &policy, budget, sizes.data(), pooled.data(), flags.data()},
-                                        workspace, counts.data(), result.positions.data() + before);
+      result.positions.resize(before + cpu::MaxSelected(policy, budget, c.kv_heads, n, generated));
+      const Status status =
+          cpu::Select({c.kv_heads, n, &policy, budget, sizes.data(), pooled.data(), flags.data(), generated}, workspace,
+                      counts.data(), result.positions.data() + before);
       EXPECT_TRUE(status.ok()) << status.message();
     }
     for (const int32_t count : counts) result.offsets.push_back(result.offsets.back() + count);

@@ -17,6 +17,7 @@ namespace {
 struct DeviceCase {
   DeviceArray<float> raw;
   DeviceArray<int32_t> lengths;
+  DeviceArray<int32_t> generated;
   DeviceArray<int64_t> offsets;
   DeviceArray<int32_t> positions;
   DeviceArray<float> pooled;
@@ -26,7 +27,8 @@ struct DeviceCase {
 
   DeviceCase(const SelectCase& c, const std::vector<float>& host_raw, int64_t capacity)
       : raw(host_raw),
-        lengths(c.lengths),
+        lengths(Lengths(c)),
+        generated(c.generated),
         offsets(c.lengths.size() * c.kv_heads + 2),
         positions(capacity + 64),
         pooled(host_raw.size()),
@@ -35,6 +37,10 @@ struct DeviceCase {
     params.kv_heads = c.kv_heads;
     params.max_tokens = c.max_tokens();
     params.lengths = c.without_lengths ? nullptr : lengths.get();
+    if (!c.generated.empty()) {
+      params.max_generated = *std::max_element(c.generated.begin(), c.generated.end());
+      params.generated = c.one_generated ? nullptr : generated.get();
+    }
     params.raw = raw.get();
     params.window = c.window;
     params.sink = c.sink;
@@ -50,6 +56,13 @@ struct DeviceCase {
     params.counters = counters.get();
     workspace = DeviceArray<unsigned char>(SelectWorkspaceBytes(params));
     params.workspace = workspace.get();
+  }
+
+ private:
+  static std::vector<int32_t> Lengths(const SelectCase& c) {
+    std::vector<int32_t> lengths = c.lengths;
+    for (size_t b = 0; b < lengths.size(); ++b) lengths[b] += c.generated_of(b);
+    return lengths;
   }
 };
 
@@ -203,6 +216,46 @@ TEST(CudaSelect, RaggedBatches) {
                .without_lengths = true},
               ++seed);
     }
+}
+
+// Lists end with the generated tokens, whatever the budget; n is what the rules see.
+TEST(CudaSelect, GeneratedTokens) {
+  uint64_t seed = 800;
+  for (const HeadRule rule : kRules)
+    for (const bool by_tokens : {false, true})
+      for (const bool past_only : {false, true}) {
+        const double fraction = by_tokens ? 0.0 : 0.2;
+        const Pooling pool{past_only ? PoolKind::kMax : PoolKind::kMean, 5, 40, past_only};
+        Compare({.kv_heads = 4,
+                 .lengths = {0, 5, 3000, 0, 7, 9000, 8, 2048, 0},
+                 .pool = pool,
+                 .heads = rule,
+                 .fraction = fraction,
+                 .tokens = 100,
+                 .generated = {40, 3, 0, 0, 700, 33, 1, 2048, 5}},
+                ++seed);
+        Compare({.kv_heads = 3,
+                 .lengths = {1900, 1},
+                 .sink = 3,
+                 .pool = pool,
+                 .heads = rule,
+                 .fraction = fraction,
+                 .tokens = 64,
+                 .generated = {200, 200},
+                 .one_generated = true},
+                ++seed);
+        Compare({.kv_heads = 2,
+                 .lengths = std::vector<int32_t>(150, 40),
+                 .pool = pool,
+                 .heads = rule,
+                 .fraction = fraction,
+                 .tokens = 12,
+                 .spare = 0,
+                 .without_lengths = true,
+                 .generated = std::vector<int32_t>(150, 9),
+                 .one_generated = true},
+                ++seed);
+      }
 }
 
 // More keys than the shared memory of all multiprocessors holds: some are made again in every pass.

@@ -43,6 +43,8 @@ TEST(CudaStepErrors, MakePlanNamesTheField) {
     expect(Code::kInvalidArgument, "cache.value_dim", [dim](auto& a) { a.cache.value_dim = dim; });
   }
   expect(Code::kInvalidArgument, "cache.max_tokens", [](auto& a) { a.cache.max_tokens = 0; });
+  for (const int32_t generated : {-1, 1001})
+    expect(Code::kInvalidArgument, "cache.max_generated", [generated](auto& a) { a.cache.max_generated = generated; });
   for (const int32_t heads : {0, 7, 34})
     expect(Code::kInvalidArgument, "query_heads", [heads](auto& a) { a.query_heads = heads; });
   for (const int32_t rows : {0, 129}) expect(Code::kInvalidArgument, "rows", [rows](auto& a) { a.rows = rows; });
@@ -102,8 +104,8 @@ TEST_F(CudaRunErrors, NameTheFieldOfTheCache) {
   const auto wrong = [&](const char* field, const std::function<void(Cache&)>& change) {
     Expect(Code::kInvalidArgument, field, [&](RunArguments& a) { change(a.cache); });
   };
-  for (const auto member :
-       {&Cache::sequences, &Cache::kv_heads, &Cache::max_tokens, &Cache::key_dim, &Cache::value_dim})
+  for (const auto member : {&Cache::sequences, &Cache::kv_heads, &Cache::max_tokens, &Cache::key_dim, &Cache::value_dim,
+                            &Cache::max_generated})
     wrong("cache: expected the plan's", [member](Cache& c) { c.*member += 8; });
   wrong("cache: expected the plan's", [](Cache& c) { c.dtype = DType::kF16; });
   wrong("cache.k.data", [](Cache& c) { c.k.data = nullptr; });
@@ -140,7 +142,6 @@ TEST_F(CudaRunErrors, NameTheFieldOfTheRows) {
   wrong("rows.lse and rows.out", [&](Rows& r) { r.out = Somewhere<float>(); });
   wrong("rows.lse", [&](Rows& r) { r.lse = Somewhere<float>(), r.out = Somewhere<float>(); });
   Expect(Code::kUnsupported, "rows.out_dtype", [](RunArguments& a) { a.rows.out_dtype = DType::kF16; });
-  Expect(Code::kUnsupported, "outputs.output_error", [&](RunArguments& a) { a.rows.visible = Somewhere<int32_t>(); });
   StepCase given = MakeStep("dropkv", Budget::Fraction(0.1), "", DType::kBF16);
   given.given = DType::kF32;
   StepRun run(given, HostBatch(given.batch));

@@ -153,6 +153,8 @@ class StepRun {
     rows.row_stride = params.rows.q_row_stride;
     rows.query_heads = cache.kv_heads * params.rows.group;
     rows.rows = params.rows.rows;
+    rows.visible = params.rows.visible;
+    rows.weights = params.rows.weights;
     rows.scale = params.rows.scale;
     rows.soft_cap = params.rows.soft_cap;
     rows.sinks = params.rows.sinks;
@@ -229,15 +231,20 @@ class StepRun {
 
 // Of one sequence, [Hkv, n] each.
 struct SequenceScores {
-  int32_t tokens = 0;
+  int32_t tokens = 0;  // n
+  int32_t generated = 0;
   std::vector<double> raw, pooled, tolerance;
   std::vector<uint8_t> flags;
 };
 
+inline SequenceScores SizesOf(const StepCase& c, int32_t sequence) {
+  const int32_t generated = c.batch.generated_of(sequence);
+  return {c.batch.lengths[sequence] - generated, generated, {}, {}, {}, {}};
+}
+
 // From the raw scores that a run wrote. Pooled in float, in a kernel's order: the bits that it must have.
 inline SequenceScores ScoresOfRun(const StepCase& c, const StepResult& result, int32_t sequence) {
-  SequenceScores scores;
-  scores.tokens = c.batch.lengths[sequence];
+  SequenceScores scores = SizesOf(c, sequence);
   for (int32_t h = 0; h < c.batch.kv_heads; ++h) {
     const float* from = result.raw.data() + (int64_t{sequence} * c.batch.kv_heads + h) * c.batch.max_tokens();
     std::vector<float> sizes(from, from + scores.tokens);
@@ -255,13 +262,12 @@ inline SequenceScores ScoresOfRun(const StepCase& c, const StepResult& result, i
 // Of the reference, with what a kernel's pooled scores may differ by.
 inline SequenceScores ScoresOfReference(const StepCase& c, const HostBatch& batch, int32_t sequence,
                                         const Precision& precision) {
-  SequenceScores scores;
-  scores.tokens = c.batch.lengths[sequence];
+  SequenceScores scores = SizesOf(c, sequence);
   const double sums = reference::Gamma(c.policy.pool.before + c.policy.pool.after + 2.0);
   for (int32_t h = 0; h < c.batch.kv_heads; ++h) {
     const int32_t list = sequence * c.batch.kv_heads + h;
     const reference::Scores own =
-        reference::Score(batch.kv(list), batch.rows(list), batch.attention(list), c.policy, 0);
+        reference::Score(batch.kv(list), batch.rows(list), batch.attention(list), c.policy, 0, scores.generated);
     const RowBounds bounds = BoundsOf(batch.kv(list), batch.rows(list), batch.attention(list), precision);
     const auto pool = [&](const std::vector<double>& x) {
       return reference::Pool(x.data(), scores.tokens, c.policy.pool, c.policy.window);
@@ -280,7 +286,7 @@ inline KeepList ListsOf(const StepCase& c, const SequenceScores& scores) {
   const auto keep = ResolveBudget(c.budget, c.policy, scores.tokens);
   EXPECT_TRUE(keep.ok()) << keep.status().message();
   return reference::Select(c.policy, keep.value(), c.batch.kv_heads, scores.tokens, scores.raw.data(),
-                           scores.pooled.data(), scores.flags.data());
+                           scores.pooled.data(), scores.flags.data(), scores.generated);
 }
 
 // How far a device's certificate may be from the reference's, per query head of one list.

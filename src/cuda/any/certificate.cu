@@ -66,7 +66,40 @@ __global__ void __launch_bounds__(kCertificateWarps * 32)
   evicted_mass[blockIdx.x] = all.mass / count;
 }
 
+// How many tokens of every list a row sees that sees the first `VisibleTokens` of the sequence.
+__global__ void __launch_bounds__(kCertificateWarps * 32)
+    KeptVisibleKernel(const __grid_constant__ AttendParams full, const int64_t* offsets, const int32_t* positions,
+                      int32_t* visible) {
+  ChainStart();
+  const auto list = static_cast<int32_t>(blockIdx.x);
+  const int32_t sequence = list / full.cache.kv_heads;
+  const int32_t head = list % full.cache.kv_heads;
+  const int32_t tokens = Length(full.cache, sequence, head);
+  for (int32_t i = threadIdx.x; i < full.rows.rows; i += kCertificateWarps * 32) {
+    const int32_t seen = VisibleTokens(full.rows, sequence, head, i, tokens);
+    int64_t first = offsets[list];
+    int64_t end = offsets[list + 1];
+    while (first < end) {
+      const int64_t middle = (first + end) / 2;
+      if (positions[middle] < seen) {
+        first = middle + 1;
+      } else {
+        end = middle;
+      }
+    }
+    visible[static_cast<int64_t>(list) * full.rows.rows + i] = static_cast<int32_t>(first - offsets[list]);
+  }
+}
+
 }  // namespace
+
+cudaError_t LaunchKeptVisible(const AttendParams& full, const int64_t* offsets, const int32_t* positions,
+                              int32_t* visible, cudaStream_t stream) {
+  const int64_t lists = int64_t{full.cache.sequences} * full.cache.kv_heads;
+  if (lists == 0) return cudaSuccess;
+  return LaunchChained(KeptVisibleKernel, dim3(static_cast<unsigned>(lists)), kCertificateWarps * 32, 0, stream, full,
+                       offsets, positions, visible);
+}
 
 cudaError_t LaunchCertificate(const AttendParams& full, const RowState& kept, float* output_error, float* evicted_mass,
                               cudaStream_t stream) {

@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kPrepareWarps * 32, 1) PrepareKernel(const __g
       params.top_split[row] = -1;
     }
     if (params.given_lse == nullptr) continue;
-    if (!ok || VisibleTokens(params.rows, sequence, i, tokens) == 0) {
+    if (!ok || VisibleTokens(params.rows, sequence, head, i, tokens) == 0) {
       StoreSilentRow<T>(params, row, lane, 32);
     } else if (!GivenRow<T>(params, row, lane)) {
       odd = true;

@@ -59,21 +59,21 @@ __device__ float TeamDistance(const float* out, int32_t dim, const Vectors& valu
 }
 
 // The row's contribution to its top token is known already.
-__device__ void AddTop(float contribution, TokenState& state) {
-  state.sum += fabsf(contribution);
+__device__ void AddTop(float contribution, float weight, TokenState& state) {
+  state.sum = fmaf(weight, fabsf(contribution), state.sum);
   state.dominant = state.dominant || signbit(contribution);
 }
 
-// Every lane of the warp takes part, whatever its token.
+// Every lane of the warp takes part, whatever its token. weight: the row's, above 0.
 template <typename T>
 __device__ void AddRow(const ScoreParams& params, int32_t list, int32_t sequence, int32_t head, int32_t row,
-                       bool counts, TokenState& state) {
+                       float weight, bool counts, TokenState& state) {
   const int64_t index = static_cast<int64_t>(list) * (params.rows.group * params.rows.rows) + row;
   const T* q = static_cast<const T*>(params.rows.q) + QueryOffset(params.rows, sequence, head, row);
   const float logit = Logit2(params.rows, TeamProduct(q, params.cache.key_dim, state.key));
   const float p = exp2f(logit - params.state.lse2[index]);
   if (params.signal == Signal::kAttention) {
-    if (counts) state.sum += p;
+    if (counts) state.sum = fmaf(weight, p, state.sum);
     return;
   }
   const int32_t dim = params.cache.value_dim;
@@ -84,10 +84,10 @@ __device__ void AddRow(const ScoreParams& params, int32_t list, int32_t sequence
     atomicMin(reinterpret_cast<unsigned*>(params.state.top + index), static_cast<unsigned>(state.token));
     params.has_tops[list] = 1;
   } else if (!params.find_tops && params.state.top[index] == state.token) {
-    AddTop(params.state.contribution[index], state);
+    AddTop(params.state.contribution[index], weight, state);
   } else {
     const float odds = p / (1.0F - p);
-    state.sum = fmaf(odds * odds, distance, state.sum);
+    state.sum = fmaf(weight * (odds * odds), distance, state.sum);
   }
 }
 
@@ -99,12 +99,13 @@ __global__ void __launch_bounds__(kBlock) ScoreAnyKernel(const __grid_constant__
   const int32_t sequence = list / params.cache.kv_heads;
   const int32_t head = list % params.cache.kv_heads;
   const int32_t tokens = Length(params.cache, sequence, head);
+  const int32_t candidates = Candidates(params.cache, sequence, tokens);
   const int32_t first = static_cast<int32_t>(blockIdx.x % blocks) * kTeams;
-  if (first >= tokens) return;
+  if (first >= candidates) return;
   TokenState state;
   state.token = first + static_cast<int32_t>(threadIdx.x) / kTeam;
-  const bool there = state.token < tokens;
-  const int32_t at = there ? state.token : tokens - 1;
+  const bool there = state.token < candidates;
+  const int32_t at = there ? state.token : candidates - 1;
   LoadRow(static_cast<const T*>(params.cache.k.data) + TokenOffset(params.cache, params.cache.k, sequence, head, at),
           params.cache.key_dim, state.key);
   // The attention signal reads keys only.
@@ -117,14 +118,15 @@ __global__ void __launch_bounds__(kBlock) ScoreAnyKernel(const __grid_constant__
 
   const int32_t rows = params.rows.group * params.rows.rows;
   for (int32_t i = 0; i < rows; ++i) {
-    const bool judges = params.state.lse2[static_cast<int64_t>(list) * rows + i] < INFINITY;
-    const int32_t visible = judges ? VisibleTokens(params.rows, sequence, i, tokens) : 0;
+    const float weight = RowWeight(params.rows, sequence, i);
+    const bool judges = weight > 0.0F && params.state.lse2[static_cast<int64_t>(list) * rows + i] < INFINITY;
+    const int32_t visible = judges ? VisibleTokens(params.rows, sequence, head, i, tokens) : 0;
     if (first >= visible) continue;
-    AddRow<T>(params, list, sequence, head, i, state.finite && state.token < visible, state);
+    AddRow<T>(params, list, sequence, head, i, weight, state.finite && state.token < visible, state);
   }
+  const float row_sum = params.signal == Signal::kAttention ? RowWeightSum(params.rows, sequence) : 1.0F;
   if (!there || threadIdx.x % kTeam != 0) return;
-  const int32_t pairs = params.signal == Signal::kAttention ? rows : params.rows.group;
-  const float score = state.sum / static_cast<float>(pairs);
+  const float score = state.sum / (static_cast<float>(params.rows.group) * row_sum);
   float* raw = params.raw + static_cast<int64_t>(list) * params.cache.max_tokens + state.token;
   *raw = !state.finite || !isfinite(score) ? NAN : state.dominant ? -score : score;
 }

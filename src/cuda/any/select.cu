@@ -34,7 +34,7 @@ class ListSelector : SelectWork {
         AddToHistogram(ChunkAt(chunk), Keys(chunk, budget_), budget_, digit + 1, limits_->key, Search::kList);
     }
     const int64_t base = KeptBefore();
-    WriteOffsets(list_, base, Kept(budget_));
+    WriteEnds(list_, budget_, base, Kept(budget_, budget_.others));
     int2 before{0, 0};
     for (int32_t chunk = first_chunk_; chunk < end_chunk_; ++chunk) WriteChunk(chunk, budget_, *limits_, base, &before);
   }
@@ -52,17 +52,16 @@ class ListSelector : SelectWork {
     CountFlags(flags);
   }
 
-  __device__ int32_t Kept(const SelectBudget& budget) const {
-    return budget.all ? budget.tokens : params_.window + params_.sink + budget.others;
-  }
-
   // In all lists before this one; every warp for itself.
   __device__ int64_t KeptBefore() const {
     const int32_t sequence = SequenceOf(list_);
     int64_t sum = 0;
-    for (int32_t i = thread_ % 32; i < sequence; i += 32) sum += Kept(BudgetOf(params_, i));
+    for (int32_t i = thread_ % 32; i < sequence; i += 32) {
+      const SelectBudget budget = BudgetOf(params_, i);
+      sum += Kept(budget, budget.others);
+    }
     sum = __shfl_sync(kAllLanes, WarpInclusiveSum(sum), 31);
-    return sum * params_.kv_heads + static_cast<int64_t>(list_ % params_.kv_heads) * Kept(budget_);
+    return sum * params_.kv_heads + static_cast<int64_t>(list_ % params_.kv_heads) * Kept(budget_, budget_.others);
   }
 
   int32_t list_;

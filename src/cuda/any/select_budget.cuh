@@ -3,7 +3,7 @@
 // otherwise.
 #pragma once
 
-#include "cuda/params.h"
+#include "cuda/device/cache.cuh"
 
 namespace dropkv::cuda {
 
@@ -11,12 +11,13 @@ inline constexpr double kRoundingSlack = 1e-6;  // keeps 0.1 * 10 from becoming 
 
 // Of every list of one sequence.
 struct SelectBudget {
-  int32_t tokens;  // n
-  int32_t begin;   // candidates: tokens begin .. end-1, all others are protected
+  int32_t tokens;     // n
+  int32_t generated;  // behind them: kept on top of everything below
+  int32_t begin;      // candidates: tokens begin .. end-1, all others are protected
   int32_t end;
   int32_t others;  // candidates kept per head, on average
   int32_t safe;    // rule K: candidates that every head keeps
-  bool all;        // every token is kept
+  bool all;        // all n are kept
 
   __device__ bool candidate(int32_t token) const { return token >= begin && token < end; }
 
@@ -24,8 +25,11 @@ struct SelectBudget {
   __device__ bool shared(HeadRule rule) const { return rule != HeadRule::kUniform && !all && others > safe; }
 };
 
-__device__ inline int32_t SequenceTokens(const SelectParams& params, int32_t sequence) {
+__device__ inline int32_t SequenceLength(const SelectParams& params, int32_t sequence) {
   return params.lengths != nullptr ? params.lengths[sequence] : params.max_tokens;
+}
+__device__ inline int32_t SequenceCandidates(const SelectParams& params, int32_t sequence) {
+  return Candidates(params, sequence, SequenceLength(params, sequence));
 }
 
 __device__ inline double FloorOfProduct(double x, double y) {
@@ -34,12 +38,14 @@ __device__ inline double FloorOfProduct(double x, double y) {
 
 __device__ inline SelectBudget BudgetOf(const SelectParams& params, int32_t sequence) {
   SelectBudget budget{};
-  const int32_t n = SequenceTokens(params, sequence);
+  const int32_t length = SequenceLength(params, sequence);
+  const int32_t n = Candidates(params, sequence, length);
   const int64_t smallest = int64_t{params.window} + params.sink;
   int64_t keep =
       params.fraction > 0.0 ? static_cast<int64_t>(FloorOfProduct(params.fraction, n)) : params.budget_tokens;
   keep = min(max(keep, smallest), int64_t{n});
   budget.tokens = n;
+  budget.generated = length - n;
   budget.all = smallest >= n || keep >= n;
   if (budget.all) return budget;
   budget.begin = params.sink;

@@ -191,7 +191,7 @@ class LayerSelector : SelectWork {
         if (thread_ % 32 == 0 && counts != 0) atomicAdd(counts_ + chunk - first_chunk_, counts);
       }
       if (begin == list * plan_.list_chunks && thread_ == 0)
-        memory_.kept[list] = budget.all ? budget.tokens : params_.window + params_.sink + taken_[list - first_list_];
+        memory_.kept[list] = Kept(budget, taken_[list - first_list_]);
     });
     __syncthreads();
     for (int32_t i = thread_; i < end_chunk_ - first_chunk_; i += kSelectThreads)
@@ -221,7 +221,7 @@ class LayerSelector : SelectWork {
       const SelectLimit limit = limits_[list - first_list_];
       const int32_t first = list * plan_.list_chunks;
       const int32_t kept = __ldcg(memory_.kept + list);
-      if (begin == first) WriteOffsets(list, base, kept);
+      if (begin == first) WriteEnds(list, budget, base, kept);
       int2 before = CountsBefore(first, begin);
       for (int32_t chunk = begin; chunk < end; ++chunk) WriteChunk(chunk, budget, limit, base, &before);
       base += kept;

@@ -52,7 +52,7 @@ class SelectWork {
   __device__ void IssueLoads(int32_t chunk, TileLoads* loads) const {
     const Chunk at = ChunkAt(chunk);
     loads->Issue(params_.raw + static_cast<int64_t>(at.list) * params_.max_tokens, at.first_token,
-                 SequenceTokens(params_, SequenceOf(at.list)), params_.pool);
+                 SequenceCandidates(params_, SequenceOf(at.list)), params_.pool);
   }
 
   // Keys of this thread's tokens, when it makes them for the first time. loads: of this chunk; then of the next one.
@@ -125,6 +125,11 @@ class SelectWork {
     return counts;
   }
 
+  // A list's length, where it keeps `taken` candidates.
+  __device__ int32_t Kept(const SelectBudget& budget, int32_t taken) const {
+    return (budget.all ? budget.tokens : params_.window + params_.sink + taken) + budget.generated;
+  }
+
   // Positions of one chunk; the list begins at `base`. before: the list's sure and equal tokens in earlier chunks, then
   // with those of this one. Two sets of sums by turns: a warp may be one chunk ahead of another.
   __device__ void WriteChunk(int32_t chunk, const SelectBudget& budget, const SelectLimit& limit, int64_t base,
@@ -152,10 +157,16 @@ class SelectWork {
     before->y += static_cast<int32_t>(total >> 16);
   }
 
-  __device__ void WriteOffsets(int32_t list, int64_t base, int32_t kept) const {
+  // And the generated tokens, with which every list ends.
+  __device__ void WriteEnds(int32_t list, const SelectBudget& budget, int64_t base, int32_t kept) const {
+    const int64_t end = base + kept;
+    for (int32_t i = thread_; i < budget.generated; i += kSelectThreads) {
+      const int64_t to = end - budget.generated + i;
+      if (to < params_.capacity) params_.positions[to] = budget.tokens + i;
+    }
     if (thread_ != 0) return;
     params_.offsets[list] = base;
-    if (list + 1 == plan_.lists) params_.offsets[list + 1] = base + kept;
+    if (list + 1 == plan_.lists) params_.offsets[list + 1] = end;
   }
 
   const SelectParams& params_;

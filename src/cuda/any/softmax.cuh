@@ -44,7 +44,7 @@ struct RowView {
         row(row_of_head),
         values(all.partials.out != nullptr) {
     tokens = Length(all.cache, sequence, head);
-    visible = VisibleTokens(all.rows, sequence, row, tokens);
+    visible = VisibleTokens(all.rows, sequence, head, row, tokens);
   }
   __device__ const T* key(int32_t token) const {
     return static_cast<const T*>(params.cache.k.data) +

@@ -140,25 +140,29 @@ __global__ void __launch_bounds__(kBlock) GivenTopsKernel(const __grid_constant_
   }
 }
 
-// The lowest row of every top token adds all rows with that token, in their order.
+// The lowest row of every top token adds all rows with that token, in their order, times their weights. Rows of weight
+// 0 have none. A generated token has no score.
 __global__ void __launch_bounds__(kBlock)
     AddGivenTopsKernel(const __grid_constant__ AttendParams attend, const __grid_constant__ ScoreParams params) {
   ChainStart();
   const auto list = static_cast<int32_t>(blockIdx.x);
   if (attend.has_tops[list] == 0) return;
+  const int32_t sequence = list / attend.cache.kv_heads;
+  const int32_t tokens = Length(attend.cache, sequence, list % attend.cache.kv_heads);
+  const int32_t candidates = Candidates(attend.cache, sequence, tokens);
   const int32_t rows = attend.rows.group * attend.rows.rows;
   const int32_t* tops = attend.state.top + RowIndex(attend, list, 0);
   const float* contributions = attend.state.contribution + RowIndex(attend, list, 0);
   for (int32_t i = threadIdx.x; i < rows; i += kBlock) {
     const int32_t token = tops[i];
-    bool leads = token >= 0;
+    bool leads = token >= 0 && token < candidates;
     for (int32_t j = 0; leads && j < i; ++j) leads = tops[j] != token;
     if (!leads) continue;
     float sum = 0.0F;
     bool dominant = false;
     for (int32_t j = i; j < rows; ++j) {
       if (tops[j] != token) continue;
-      sum += fabsf(contributions[j]);
+      sum = fmaf(RowWeight(attend.rows, sequence, j), fabsf(contributions[j]), sum);
       dominant = dominant || signbit(contributions[j]);
     }
     float* raw = params.raw + static_cast<int64_t>(list) * params.cache.max_tokens + token;

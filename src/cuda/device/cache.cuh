@@ -18,6 +18,13 @@ __device__ inline int32_t Length(const CacheParams& cache, int32_t sequence, int
   return cache.lengths != nullptr ? cache.lengths[sequence] : cache.max_tokens;
 }
 
+// How many of `tokens` tokens are candidates: all but the generated ones at the end. Of Cache and SelectParams.
+template <typename Sizes>
+__device__ inline int32_t Candidates(const Sizes& sizes, int32_t sequence, int32_t tokens) {
+  if (sizes.max_generated == 0) return tokens;
+  return max(0, tokens - (sizes.generated != nullptr ? sizes.generated[sequence] : sizes.max_generated));
+}
+
 // Offset in elements of a token's first dim.
 __device__ inline int64_t TokenOffset(const CacheParams& cache, const Tensor& tensor, int32_t sequence, int32_t head,
                                       int32_t token) {
@@ -49,11 +56,28 @@ __device__ inline TokenRange SplitOf(const Partials& partials, int32_t tokens, i
   return {begin, min(begin + partials.split_tokens, min(last, tokens))};
 }
 
-// Tokens 0 .. count-1 are seen by row `row` (of r) of this sequence.
-__device__ inline int32_t VisibleTokens(const RowParams& rows, int32_t sequence, int32_t row, int32_t tokens) {
+// Tokens 0 .. count-1 are seen by row `row` (of r) of this list.
+__device__ inline int32_t VisibleTokens(const RowParams& rows, int32_t sequence, int32_t head, int32_t row,
+                                        int32_t tokens) {
   const int32_t i = row % rows.rows;
-  const int32_t seen = rows.visible != nullptr ? rows.visible[sequence * rows.rows + i] : tokens - rows.rows + i + 1;
+  const int32_t counts = sequence * rows.visible_heads + min(head, rows.visible_heads - 1);
+  const int32_t seen = rows.visible != nullptr ? rows.visible[counts * rows.rows + i] : tokens - rows.rows + i + 1;
   return max(0, min(tokens, seen));
+}
+
+// How much row `row` (of r) counts; 0 (or what is no number): it judges nothing.
+__device__ inline float RowWeight(const RowParams& rows, int32_t sequence, int32_t row) {
+  if (rows.weights == nullptr) return 1.0F;
+  const float weight = rows.weights[sequence * rows.rows + row % rows.rows];
+  return weight > 0.0F ? weight : 0.0F;
+}
+
+// Of the w rows of a query head. By a whole warp; the same in all lanes.
+__device__ inline float RowWeightSum(const RowParams& rows, int32_t sequence) {
+  double sum = 0.0;
+  for (int32_t i = static_cast<int32_t>(threadIdx.x) % 32; i < rows.rows; i += 32) sum += RowWeight(rows, sequence, i);
+  for (int32_t step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xFFFFFFFF, sum, step);
+  return static_cast<float>(sum);
 }
 
 // Offset in elements of a row's query.

@@ -163,7 +163,7 @@ class AttendBlock {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       row_[h] = row0_ + RowInBlock() + Lane() / 4 + 8 * h;
-      visible_[h] = row_[h] < rows_ ? VisibleTokens(params_.rows, sequence_, row_[h], tokens_) : 0;
+      visible_[h] = row_[h] < rows_ ? VisibleTokens(params_.rows, sequence_, head_, row_[h], tokens_) : 0;
       least_visible_ = min(least_visible_, visible_[h]);
       max_[h] = -INFINITY;
       sum_[h] = 0.0F;

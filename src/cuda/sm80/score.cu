@@ -9,10 +9,10 @@ namespace {
 
 using namespace sm80;  // NOLINT: this file is a kernel of that folder
 
-template <typename T, int n, bool values>
+template <typename T, int n, bool values, bool weighted>
 __global__ void __launch_bounds__(kScoreWarps * 32, 1) ScoreKernel(const __grid_constant__ ScoreLaunch launch) {
   extern __shared__ __align__(16) unsigned char shared[];
-  ScoreBlock<T, n, values>(launch, shared).Run();
+  ScoreBlock<T, n, values, weighted>(launch, shared).Run();
 }
 
 // Rows of a warp's share of the product, in n-tiles: as few idle rows as possible, then as few parts.
@@ -24,7 +24,7 @@ int32_t TilesFor(int32_t rows) {
 int32_t SharedBytes(const ScoreParams& params, int32_t resident) {
   const bool values = params.signal == Signal::kDropKv;
   const int32_t row = RowBytes(params.cache.key_dim) + (values ? RowBytes(params.cache.value_dim) : 0);
-  return resident * row + kStepTokens * row * (values ? 1 : 2) + TableBytes(resident);
+  return resident * row + kStepTokens * row * (values ? 1 : 2) + TableBytes(resident, params.rows.weights != nullptr);
 }
 
 int32_t Attribute(cudaDeviceAttr attribute) {
@@ -42,10 +42,10 @@ int32_t ResidentRows(const ScoreParams& params) {
   return resident;
 }
 
-template <typename T, int n, bool values>
+template <typename T, int n, bool values, bool weighted>
 cudaError_t Launch(const ScoreLaunch& launch, cudaStream_t stream) {
   const int32_t bytes = SharedBytes(launch.params, launch.resident);
-  const auto kernel = ScoreKernel<T, n, values>;
+  const auto kernel = ScoreKernel<T, n, values, weighted>;
   if (const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
       error != cudaSuccess)
     return error;
@@ -56,16 +56,22 @@ cudaError_t Launch(const ScoreLaunch& launch, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-template <typename T, bool values>
-cudaError_t LaunchFor(const ScoreLaunch& launch, cudaStream_t stream) {
+template <typename T, bool values, bool weighted>
+cudaError_t LaunchForRows(const ScoreLaunch& launch, cudaStream_t stream) {
   switch (TilesFor(launch.params.rows.group * launch.params.rows.rows)) {
     case 2:
-      return Launch<T, 2, values>(launch, stream);
+      return Launch<T, 2, values, weighted>(launch, stream);
     case 4:
-      return Launch<T, 4, values>(launch, stream);
+      return Launch<T, 4, values, weighted>(launch, stream);
     default:
-      return Launch<T, 8, values>(launch, stream);
+      return Launch<T, 8, values, weighted>(launch, stream);
   }
+}
+
+template <typename T, bool values>
+cudaError_t LaunchFor(const ScoreLaunch& launch, cudaStream_t stream) {
+  return launch.params.rows.weights != nullptr ? LaunchForRows<T, values, true>(launch, stream)
+                                               : LaunchForRows<T, values, false>(launch, stream);
 }
 
 }  // namespace

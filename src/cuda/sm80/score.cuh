@@ -33,6 +33,7 @@ struct RowTable {
   int32_t* visible;
   int32_t* top;
   int32_t* least_visible;  // of all of them
+  float* weight;           // where rows have weights
 
   __device__ RowTable(unsigned char* memory, int32_t rows)
       : lse2(reinterpret_cast<float*>(memory)),
@@ -40,10 +41,11 @@ struct RowTable {
         contribution(norm + rows),
         visible(reinterpret_cast<int32_t*>(contribution + rows)),
         top(visible + rows),
-        least_visible(top + rows) {}
+        least_visible(top + rows),
+        weight(reinterpret_cast<float*>(least_visible + 4)) {}
 };
 
-inline int32_t TableBytes(int32_t rows) { return rows * 20 + 16; }
+inline int32_t TableBytes(int32_t rows, bool weighted) { return rows * (weighted ? 24 : 20) + 16; }
 
 // A lane's two tokens over some rows.
 struct TokenSums {
@@ -53,7 +55,8 @@ struct TokenSums {
 };
 
 // n: n-tiles of eight rows that a warp takes at a time. values: DropKV's score; without, the sum of p from the keys.
-template <typename T, int n, bool values>
+// weighted: rows have weights.
+template <typename T, int n, bool values, bool weighted>
 class ScoreBlock {
  public:
   __device__ ScoreBlock(const ScoreLaunch& launch, unsigned char* shared)
@@ -67,7 +70,7 @@ class ScoreBlock {
     head_ = list_ % params_.cache.kv_heads;
     tokens_ = Length(params_.cache, sequence_, head_);
     first_ = static_cast<int32_t>(blockIdx.x) % blocks * launch.range;
-    end_ = min(tokens_, first_ + launch.range);
+    end_ = min(Candidates(params_.cache, sequence_, tokens_), first_ + launch.range);
     queries_ = SharedAddress(shared);
     outputs_ = queries_ + QueryBytes();
     keys_ = outputs_ + OutputBytes() + Warp() * SlotBytes() * (values ? 1 : 2);
@@ -76,6 +79,7 @@ class ScoreBlock {
 
   __device__ void Run() {
     if (first_ >= end_) return;
+    if constexpr (weighted && !values) weight_sum_ = RowWeightSum(params_.rows, sequence_);
     for (int32_t row = 0; row < rows_; row += launch_.resident) {
       __syncthreads();
       LoadRows(row);
@@ -106,7 +110,8 @@ class ScoreBlock {
       table_.norm[i] = values && real ? params_.state.norm[base + row] : 0.0F;
       table_.contribution[i] = apart ? params_.state.contribution[base + row] : 0.0F;
       table_.top[i] = apart ? params_.state.top[base + row] : -1;
-      table_.visible[i] = real ? VisibleTokens(params_.rows, sequence_, row, tokens_) : INT32_MAX;
+      table_.visible[i] = real ? VisibleTokens(params_.rows, sequence_, head_, row, tokens_) : INT32_MAX;
+      if constexpr (weighted) ApplyWeight(i, real ? RowWeight(params_.rows, sequence_, row) : 0.0F);
       atomicMin(table_.least_visible, table_.visible[i]);
     }
     for (int32_t i = threadIdx.x / 8; i < launch_.resident; i += kScoreWarps * 4) {
@@ -124,6 +129,15 @@ class ScoreBlock {
     }
     CommitCopies();
     WaitCopies<0>();
+  }
+
+  // What the row's table says of it, times its weight: at 0 the row judges nothing.
+  __device__ void ApplyWeight(int32_t i, float weight) {
+    table_.weight[i] = weight;
+    table_.contribution[i] *= weight;
+    if (weight > 0.0F) return;
+    table_.lse2[i] = INFINITY;
+    table_.top[i] = -1;
   }
 
   __device__ int32_t TokenOf(int32_t tile) const { return first_ + tile * kStepTokens + Warp() * kWarpTokens; }
@@ -193,7 +207,10 @@ class ScoreBlock {
 #pragma unroll
           for (int i = 0; i < n; ++i)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) sums.sum[e / 2] += p[i][e];
+            for (int e = 0; e < 4; ++e) {
+              if constexpr (weighted) p[i][e] *= table_.weight[part * 8 * n + i * 8 + Lane() % 4 * 2 + e % 2];
+              sums.sum[e / 2] += p[i][e];
+            }
         }
       }
       Store(TokenOf(tile), value_norm, first_row, sums);
@@ -280,7 +297,7 @@ class ScoreBlock {
     norm[1] = __shfl_sync(0xFFFFFFFF, sum, Lane() / 4 + 8);
   }
 
-  // Adds (p / (1 - p))^2 |a - v|^2.
+  // Adds (p / (1 - p))^2 |a - v|^2, times the row's weight.
   __device__ void AddPairs(const float (&p)[n][4], const float (&y)[n][4], int32_t first, const float (&value_norm)[2],
                            bool small, TokenSums& sums) const {
 #pragma unroll
@@ -289,9 +306,14 @@ class ScoreBlock {
       for (int e = 0; e < 4; ++e) {
         const float share = p[i][e];
         const float odds = small ? fmaf(share, share, share) : __fdividef(share, 1.0F - share);
-        const float base = value_norm[e / 2] + table_.norm[first + i * 8 + Lane() % 4 * 2 + e % 2];
+        const int32_t row = first + i * 8 + Lane() % 4 * 2 + e % 2;
+        const float base = value_norm[e / 2] + table_.norm[row];
         const float distance = fmaxf(fmaf(-2.0F, y[i][e], base), 0.0F);
-        sums.sum[e / 2] = fmaf(odds * odds, distance, sums.sum[e / 2]);
+        if constexpr (weighted) {
+          sums.sum[e / 2] = fmaf(table_.weight[row] * (odds * odds), distance, sums.sum[e / 2]);
+        } else {
+          sums.sum[e / 2] = fmaf(odds * odds, distance, sums.sum[e / 2]);
+        }
       }
   }
 
@@ -299,7 +321,8 @@ class ScoreBlock {
   // NaN and the sign stay.
   __device__ void Store(int32_t token, const float (&value_norm)[2], int32_t first_row, TokenSums& sums) const {
     const bool last = first_row + launch_.resident >= rows_;
-    const auto pairs = static_cast<float>(values ? params_.rows.group : rows_);
+    auto pairs = static_cast<float>(values ? params_.rows.group : rows_);
+    if constexpr (weighted && !values) pairs = static_cast<float>(params_.rows.group) * weight_sum_;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float sum = isfinite(value_norm[h]) ? sums.sum[h] + sums.check[h] : NAN;
@@ -334,6 +357,7 @@ class ScoreBlock {
   uint32_t outputs_;
   uint32_t keys_;
   uint32_t values_;
+  float weight_sum_;  // of a query head's rows; where the score is their weighted mean
 };
 
 }  // namespace dropkv::cuda::sm80

@@ -162,7 +162,7 @@ class AttendBlock {
     for (int h = 0; h < 2; ++h) {
       row_[h] = row0_ + (kPair ? group * 64 : 0) + static_cast<int32_t>(threadIdx.x) % 128 / 32 * 16 +
                 static_cast<int32_t>(threadIdx.x) % 32 / 4 + 8 * h;
-      visible_[h] = row_[h] < rows_ ? VisibleTokens(params_.rows, sequence_, row_[h], tokens_) : 0;
+      visible_[h] = row_[h] < rows_ ? VisibleTokens(params_.rows, sequence_, head_, row_[h], tokens_) : 0;
       max_[h] = -INFINITY;
       sum_[h] = 0.0F;
       excluded_[h] = NAN;

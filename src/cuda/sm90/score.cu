@@ -6,9 +6,20 @@
 
 namespace dropkv::cuda {
 
-template <typename T>
+template <typename T, bool kWeighted>
 cudaError_t ScoreForType(const ScoreLaunch& launch, const CUtensorMap& k, const CUtensorMap& v, int32_t blocks,
-                         cudaStream_t stream);  // score_f16.cu, score_bf16.cu
+                         cudaStream_t stream);  // score_f16.cu, score_bf16.cu; with weights score_weights_f16.cu, ...
+
+namespace {
+
+template <typename T>
+cudaError_t ScoreForWeights(const ScoreLaunch& launch, const CUtensorMap& k, const CUtensorMap& v, int32_t blocks,
+                            cudaStream_t stream) {
+  return launch.params.rows.weights != nullptr ? ScoreForType<T, true>(launch, k, v, blocks, stream)
+                                               : ScoreForType<T, false>(launch, k, v, blocks, stream);
+}
+
+}  // namespace
 
 const char* RefusesScoreSm90(const ScoreParams& params) { return RefusesTensorMap(params.cache); }
 
@@ -27,8 +38,8 @@ cudaError_t LaunchScoreSm90(const ScoreParams& params, cudaStream_t stream) {
   for (int32_t first = 0; first < rows; first += most) {
     const ScoreLaunch launch{params, first, std::min(most, rows - first), first > 0};
     const cudaError_t error = params.cache.dtype == DType::kF16
-                                  ? ScoreForType<__half>(launch, k, v, blocks, stream)
-                                  : ScoreForType<__nv_bfloat16>(launch, k, v, blocks, stream);
+                                  ? ScoreForWeights<__half>(launch, k, v, blocks, stream)
+                                  : ScoreForWeights<__nv_bfloat16>(launch, k, v, blocks, stream);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;

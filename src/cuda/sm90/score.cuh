@@ -21,14 +21,15 @@ struct ScoreLaunch {
 };
 
 // Rows of a launch: kPanels panels of N, whose outputs are multiplied kOutputs at a time; kGroups warpgroups that
-// compute.
-template <int kBoxes_, int N_, int kPanels_, int kGroups_, int kOutputs_ = N_>
+// compute. kWeighted: rows have weights.
+template <int kBoxes_, int N_, int kPanels_, int kGroups_, int kOutputs_, bool kWeighted_>
 struct ScoreShape {
   static constexpr int kBoxes = kBoxes_;
   static constexpr int N = N_;
   static constexpr int kPanels = kPanels_;
   static constexpr int kGroups = kGroups_;
   static constexpr int kOutputs = kOutputs_;
+  static constexpr bool kWeighted = kWeighted_;
   static constexpr int32_t kComputing = kGroups * 128;
   static constexpr int32_t kThreads = kComputing + 128;
   // A block shares out what it got at its start, 65536 / kThreads each, rounded down to 8.
@@ -42,7 +43,7 @@ struct ScoreShape {
   static constexpr int32_t kRowTileBytes = kBoxes * kRowBoxBytes;
   static constexpr int32_t kSlotBytes = kBoxes * kBoxBytes;
   struct Tables {
-    RowTable<kRows> rows;
+    RowTable<kRows, kWeighted> rows;
     uint64_t full[16];
     uint64_t empty[16];
     uint64_t rows_full;
@@ -63,6 +64,7 @@ class ScoreBlock {
   static constexpr int N = Shape::N;
   static constexpr int M = Shape::kOutputs;
   static constexpr int kBoxes = Shape::kBoxes;
+  static constexpr bool kWeighted = Shape::kWeighted;
 
  public:
   __device__ ScoreBlock(const ScoreLaunch& launch, unsigned char* shared)
@@ -122,10 +124,11 @@ class ScoreBlock {
     uint32_t lists = 0;
     for (TileWalk walk(params_.cache); !walk.done(); walk.Next(), ++lists) {
       const int32_t tokens = Length(params_.cache, walk.sequence(), walk.head());
+      const int32_t candidates = Candidates(params_.cache, walk.sequence(), tokens);
       LoadTable(walk.sequence(), walk.list(), tokens);
       BarrierWait(&tables_->rows_full, lists & 1);
       for (int32_t i = 0; i < walk.count(); ++i, ++turn)
-        if (turn % Shape::kGroups == group) ScoreTile(walk.list(), tokens, turn, walk.tile(i));
+        if (turn % Shape::kGroups == group) ScoreTile(walk.list(), candidates, turn, walk.tile(i));
       __syncwarp();
       if (threadIdx.x % 32 == 0) BarrierArrive(&tables_->rows_empty);
     }
@@ -142,14 +145,26 @@ class ScoreBlock {
       table.least_visible = INT32_MAX;
       table.has_top = 0;
     }
+    if constexpr (kWeighted && !kValues) {
+      const float sum = threadIdx.x < 32 ? RowWeightSum(params_.rows, sequence) : 0.0F;
+      if (threadIdx.x == 0) table.weight_sum = sum;
+    }
     NamedSync(kAllGroups, Shape::kComputing);
     for (int32_t row = threadIdx.x; row < Shape::kRows; row += Shape::kComputing) {
       const bool real = row < launch_.count;
-      const float lse2 = real ? params_.state.lse2[first + row] : INFINITY;
+      float lse2 = real ? params_.state.lse2[first + row] : INFINITY;
       const float norm = real && kValues ? params_.state.norm[first + row] : 0.0F;
-      const float contribution = real && tops ? params_.state.contribution[first + row] : 0.0F;
-      const int32_t top = real && tops ? params_.state.top[first + row] : -1;
-      const int32_t visible = real ? VisibleTokens(params_.rows, sequence, launch_.first_row + row, tokens) : INT32_MAX;
+      float contribution = real && tops ? params_.state.contribution[first + row] : 0.0F;
+      int32_t top = real && tops ? params_.state.top[first + row] : -1;
+      const int32_t visible =
+          real ? VisibleTokens(params_.rows, sequence, list % params_.cache.kv_heads, launch_.first_row + row, tokens)
+               : INT32_MAX;
+      if constexpr (kWeighted) {
+        const float weight = real ? RowWeight(params_.rows, sequence, launch_.first_row + row) : 0.0F;
+        table.weight[row] = weight;
+        contribution *= weight;
+        if (!(weight > 0.0F)) lse2 = INFINITY, top = -1;  // it judges nothing
+      }
       table.negative_lse2[row] = lse2 < INFINITY ? -lse2 : -kJudgesNothing;
       table.norm[row] = norm;
       table.contribution[row] = contribution;
@@ -162,7 +177,7 @@ class ScoreBlock {
   }
 
   // The group's turn `turn`: its tile's scores.
-  __device__ void ScoreTile(int32_t list, int32_t tokens, int32_t turn, int32_t tile) {
+  __device__ void ScoreTile(int32_t list, int32_t candidates, int32_t turn, int32_t tile) {
     const int32_t slot = kValues ? 2 * turn : turn;
     const int32_t first = tile * kTileTokens;
     const int32_t in_tile =
@@ -200,17 +215,35 @@ class ScoreBlock {
           KeepRegisters(y);
           if (panel == Shape::kPanels - 1 && part == N / M - 1) ring_.Release(slot + 1);
           const float* norm = tables_->rows.norm + panel * N + part * M;
+          const float* weights = RowWeightsFrom(panel * N + part * M);
           if (small) {
-            AddPairs<M, true>(x + part * M / 2, y, norm, sums);
+            AddPairs<M, true, kWeighted>(x + part * M / 2, y, norm, weights, sums);
           } else {
-            AddPairs<M, false>(x + part * M / 2, y, norm, sums);
+            AddPairs<M, false, kWeighted>(x + part * M / 2, y, norm, weights, sums);
           }
         }
       } else {
-        AddShares<N>(x, sums);
+        AddShares<N, kWeighted>(x, RowWeightsFrom(panel * N), sums);
       }
     }
-    Store(list, tokens, token, value_norm, finite, sums);
+    Store(list, candidates, token, value_norm, finite, sums);
+  }
+
+  __device__ const float* RowWeightsFrom(int32_t row) const {
+    if constexpr (kWeighted) {
+      return tables_->rows.weight + row;
+    } else {
+      return nullptr;
+    }
+  }
+
+  // What the scores' sums over the rows are divided by.
+  __device__ float Divisor() const {
+    if constexpr (kWeighted && !kValues) {
+      return static_cast<float>(params_.rows.group) * tables_->rows.weight_sum;
+    } else {
+      return static_cast<float>(kValues ? params_.rows.group : params_.rows.group * params_.rows.rows);
+    }
   }
 
   // Y of M rows.
@@ -252,7 +285,7 @@ class ScoreBlock {
   }
 
   // Sums over the quad that shares two tokens, then over launches.
-  __device__ void Store(int32_t list, int32_t tokens, const int32_t (&token)[2], const float (&value_norm)[2],
+  __device__ void Store(int32_t list, int32_t candidates, const int32_t (&token)[2], const float (&value_norm)[2],
                         const bool (&finite)[2], const TokenSums& sums) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -264,9 +297,9 @@ class ScoreBlock {
       uint32_t mark = sums.dominant >> h & 1;
       mark |= __shfl_xor_sync(0xFFFFFFFF, mark, 1);
       mark |= __shfl_xor_sync(0xFFFFFFFF, mark, 2);
-      if (threadIdx.x % 4 != 0 || token[h] >= tokens) continue;
+      if (threadIdx.x % 4 != 0 || token[h] >= candidates) continue;
       float* raw = params_.raw + static_cast<int64_t>(list) * params_.cache.max_tokens + token[h];
-      float score = sum / static_cast<float>(kValues ? params_.rows.group : params_.rows.group * params_.rows.rows);
+      float score = sum / Divisor();
       bool dominant = mark != 0;
       if (launch_.accumulate) {
         dominant = dominant || signbit(*raw);

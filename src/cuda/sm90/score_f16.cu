@@ -2,7 +2,7 @@
 
 namespace dropkv::cuda {
 
-template cudaError_t ScoreForType<__half>(const ScoreLaunch&, const CUtensorMap&, const CUtensorMap&, int32_t,
-                                          cudaStream_t);
+template cudaError_t ScoreForType<__half, false>(const ScoreLaunch&, const CUtensorMap&, const CUtensorMap&, int32_t,
+                                                 cudaStream_t);
 
 }  // namespace dropkv::cuda

@@ -51,37 +51,38 @@ cudaError_t LaunchScore(const ScoreLaunch& launch, const CUtensorMap& k, const C
   return LaunchChained(kernel, blocks, Shape::kThreads, Shape::kBytes, stream, launch, k, v, queries, outputs);
 }
 
-template <typename T, int kBoxes, bool kValues>
+template <typename T, int kBoxes, bool kValues, bool kWeighted>
 cudaError_t ScoreForRows(const ScoreLaunch& launch, const CUtensorMap& k, const CUtensorMap& v, int32_t blocks,
                          cudaStream_t stream) {
   // As many groups as the ring has tiles for, beside the rows. At 128 rows three groups, each with half of its outputs'
   // products at a time: their registers would not do for all.
   constexpr int kMost = kBoxes == 4 ? 2 : 3;
   if (launch.count <= 32)
-    return LaunchScore<T, ScoreShape<kBoxes, 32, 1, kMost>, kValues>(launch, k, v, blocks, stream);
-  if (launch.count <= 64) return LaunchScore<T, ScoreShape<kBoxes, 64, 1, 2>, kValues>(launch, k, v, blocks, stream);
+    return LaunchScore<T, ScoreShape<kBoxes, 32, 1, kMost, 32, kWeighted>, kValues>(launch, k, v, blocks, stream);
+  if (launch.count <= 64)
+    return LaunchScore<T, ScoreShape<kBoxes, 64, 1, 2, 64, kWeighted>, kValues>(launch, k, v, blocks, stream);
   if constexpr (kBoxes <= 2) {
     if (launch.count <= 128)
-      return LaunchScore<T, ScoreShape<kBoxes, 128, 1, 3, 64>, kValues>(launch, k, v, blocks, stream);
-    return LaunchScore<T, ScoreShape<kBoxes, 128, 2, 2>, kValues>(launch, k, v, blocks, stream);
+      return LaunchScore<T, ScoreShape<kBoxes, 128, 1, 3, 64, kWeighted>, kValues>(launch, k, v, blocks, stream);
+    return LaunchScore<T, ScoreShape<kBoxes, 128, 2, 2, 128, kWeighted>, kValues>(launch, k, v, blocks, stream);
   }
   return cudaErrorInvalidValue;
 }
 
-template <typename T, bool kValues>
+template <typename T, bool kValues, bool kWeighted>
 cudaError_t ScoreForBoxes(const ScoreLaunch& launch, const CUtensorMap& k, const CUtensorMap& v, int32_t blocks,
                           cudaStream_t stream) {
   const int32_t dim = std::max(launch.params.cache.key_dim, launch.params.cache.value_dim);
-  if (dim <= 64) return ScoreForRows<T, 1, kValues>(launch, k, v, blocks, stream);
-  if (dim <= 128) return ScoreForRows<T, 2, kValues>(launch, k, v, blocks, stream);
-  return ScoreForRows<T, 4, kValues>(launch, k, v, blocks, stream);
+  if (dim <= 64) return ScoreForRows<T, 1, kValues, kWeighted>(launch, k, v, blocks, stream);
+  if (dim <= 128) return ScoreForRows<T, 2, kValues, kWeighted>(launch, k, v, blocks, stream);
+  return ScoreForRows<T, 4, kValues, kWeighted>(launch, k, v, blocks, stream);
 }
 
-template <typename T>
+template <typename T, bool kWeighted>
 cudaError_t ScoreForType(const ScoreLaunch& launch, const CUtensorMap& k, const CUtensorMap& v, int32_t blocks,
                          cudaStream_t stream) {
-  return launch.params.signal == Signal::kDropKv ? ScoreForBoxes<T, true>(launch, k, v, blocks, stream)
-                                                 : ScoreForBoxes<T, false>(launch, k, v, blocks, stream);
+  return launch.params.signal == Signal::kDropKv ? ScoreForBoxes<T, true, kWeighted>(launch, k, v, blocks, stream)
+                                                 : ScoreForBoxes<T, false, kWeighted>(launch, k, v, blocks, stream);
 }
 
 }  // namespace dropkv::cuda

@@ -15,9 +15,18 @@ inline constexpr float kFoundShare2 = -0.98F;
 // In place of lse = +inf: finite, so that the product with an infinite key still shows as infinite.
 inline constexpr float kJudgesNothing = 3e38F;
 
-// What a block keeps of a head's rows.
+template <int kRows, bool kWeighted>
+struct RowWeights {};
+// Aligned: the arrays behind it are read by pairs.
 template <int kRows>
-struct RowTable {
+struct alignas(16) RowWeights<kRows, true> {
+  float weight[kRows];
+  float weight_sum;  // of a query head's rows
+};
+
+// What a block keeps of a head's rows.
+template <int kRows, bool kWeighted>
+struct RowTable : RowWeights<kRows, kWeighted> {
   float negative_lse2[kRows];
   float norm[kRows];
   float contribution[kRows];
@@ -75,7 +84,7 @@ __device__ inline void TileTimesRows(float (&d)[N / 2], const unsigned char* til
   }
 }
 
-// The thread's two tokens over its share of the rows, with W = (p / (1 - p))^2:
+// The thread's two tokens over its share of the rows, with W = (p / (1 - p))^2, times the row's weight:
 // sum W |a - v|^2 = sum W (|a|^2 - 2 Y) + |v|^2 sum W.
 struct TokenSums {
   float sum[2] = {0.0F, 0.0F};     // of W (|a|^2 - 2 Y); of p, where that is the score
@@ -116,8 +125,8 @@ __device__ void TakeFound(float (&p)[N / 2], const ScoreParams& params, int64_t 
 }
 
 // The same with the soft cap; hidden pairs, and pairs that are counted otherwise, become 0.
-template <int N, int kRows>
-__device__ void CarefulShares(float (&x)[N / 2], const RowTable<kRows>& table, int32_t row0, const RowParams& rows,
+template <int N, typename Table>
+__device__ void CarefulShares(float (&x)[N / 2], const Table& table, int32_t row0, const RowParams& rows,
                               const int32_t (&token)[2], TokenSums& sums) {
 #pragma unroll
   for (int n = 0; n < N / 8; ++n)
@@ -138,28 +147,42 @@ __device__ void CarefulShares(float (&x)[N / 2], const RowTable<kRows>& table, i
     }
 }
 
-template <int N, bool kSmall>
-__device__ inline void AddPairs(const float* p, const float (&y)[N / 2], const float* norm, TokenSums& sums) {
+// row_weights: of the same rows as norm, or null.
+template <int N, bool kSmall, bool kWeighted>
+__device__ inline void AddPairs(const float* p, const float (&y)[N / 2], const float* norm, const float* row_weights,
+                                TokenSums& sums) {
 #pragma unroll
   for (int n = 0; n < N / 8; ++n) {
     const float2 row_norm = *reinterpret_cast<const float2*>(norm + n * 8 + threadIdx.x % 4 * 2);
+    float2 row_weight;
+    if constexpr (kWeighted) row_weight = *reinterpret_cast<const float2*>(row_weights + n * 8 + threadIdx.x % 4 * 2);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float share = p[4 * n + i];
       const float odds = kSmall ? fmaf(share, share, share) : share * Reciprocal(1.0F - share);
-      const float weight = odds * odds;
+      float weight = odds * odds;
+      if constexpr (kWeighted) weight *= i % 2 == 0 ? row_weight.x : row_weight.y;
       sums.sum[i / 2] = fmaf(weight, fmaf(-2.0F, y[4 * n + i], i % 2 == 0 ? row_norm.x : row_norm.y), sums.sum[i / 2]);
       sums.weight[i / 2] += weight;
     }
   }
 }
 
-template <int N>
-__device__ inline void AddShares(const float (&p)[N / 2], TokenSums& sums) {
+template <int N, bool kWeighted>
+__device__ inline void AddShares(const float (&p)[N / 2], const float* row_weights, TokenSums& sums) {
 #pragma unroll
-  for (int n = 0; n < N / 8; ++n)
+  for (int n = 0; n < N / 8; ++n) {
+    float2 row_weight;
+    if constexpr (kWeighted) row_weight = *reinterpret_cast<const float2*>(row_weights + n * 8 + threadIdx.x % 4 * 2);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) sums.sum[i / 2] += p[4 * n + i];
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (kWeighted) {
+        sums.sum[i / 2] = fmaf(i % 2 == 0 ? row_weight.x : row_weight.y, p[4 * n + i], sums.sum[i / 2]);
+      } else {
+        sums.sum[i / 2] += p[4 * n + i];
+      }
+    }
+  }
 }
 
 }  // namespace dropkv::cuda

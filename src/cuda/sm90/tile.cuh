@@ -89,14 +89,14 @@ __device__ inline void FetchRows(unsigned char* to, const CUtensorMap* map, uint
     CopyBox(to + box * kRows * kRowBytes, map, barrier, policy, box * kBoxDims, first, list, 0);
 }
 
-// The tiles of all (sequence, head) in order, cut into contiguous ranges, one for each block: what one block has of one
-// list after the other. Where there are blocks enough, none crosses from one list to the next, since the next one's
-// rows would have to be fetched in between. A score does not depend on the cut.
+// The tiles of all (sequence, head) with a candidate, in order, cut into contiguous ranges, one for each block: what
+// one block has of one list after the other. Where there are blocks enough, none crosses from one list to the next,
+// since the next one's rows would have to be fetched in between. A score does not depend on the cut.
 class TileWalk {
  public:
   __device__ explicit TileWalk(const CacheParams& cache) : cache_(cache) {
     const int32_t lists = cache.sequences * cache.kv_heads;
-    const bool same = cache.offsets == nullptr && cache.lengths == nullptr;
+    const bool same = cache.offsets == nullptr && cache.lengths == nullptr && cache.generated == nullptr;
     if (same && lists <= static_cast<int32_t>(gridDim.x)) {
       const int32_t parts = static_cast<int32_t>(gridDim.x) / lists;
       const int32_t part = static_cast<int32_t>(blockIdx.x) % parts;
@@ -136,7 +136,9 @@ class TileWalk {
 
  private:
   __device__ int32_t TilesOf(int32_t list) const {
-    return (Length(cache_, list / cache_.kv_heads, list % cache_.kv_heads) + kTileTokens - 1) / kTileTokens;
+    const int32_t sequence = list / cache_.kv_heads;
+    const int32_t tokens = Length(cache_, sequence, list % cache_.kv_heads);
+    return (Candidates(cache_, sequence, tokens) + kTileTokens - 1) / kTileTokens;
   }
 
   const CacheParams& cache_;

@@ -1,0 +1,8 @@
+#include "cuda/sm90/score_launch.cuh"
+
+namespace dropkv::cuda {
+
+template cudaError_t ScoreForType<__half, true>(const ScoreLaunch&, const CUtensorMap&, const CUtensorMap&, int32_t,
+                                                cudaStream_t);
+
+}  // namespace dropkv::cuda
