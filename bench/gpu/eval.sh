@@ -8,8 +8,9 @@
 #   bench/gpu/eval.sh run WORK SECONDS FOLDER MODEL.gguf FLAGS...
 #   bench/gpu/eval.sh tasks WORK SECONDS FOLDER MODEL.gguf TASK,TASK,... FLAGS...
 # `run` evaluates for at most SECONDS and leaves FOLDER/results.tar.gz and FOLDER/eval.log; `tasks` starts a process for
-# each task, all at once, with a folder of results and a log for each. Placed again, the results let the same command go
-# on where it stopped.
+# each task, all at once, with a folder of results and a log for each; they share the GPU through CUDA's MPS where it is
+# installed, without which they wait for one another's turns. Placed again, the results let the same command go on where
+# it stopped.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 cache=${DROPKV_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/dropkv}
@@ -80,11 +81,24 @@ run() {
   return "$status"
 }
 
+# One server for all processes of this script; it ends with it.
+share_gpu() {
+  command -v nvidia-cuda-mps-control >/dev/null || return 0
+  CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d)
+  export CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY=$CUDA_MPS_PIPE_DIRECTORY
+  if nvidia-cuda-mps-control -d; then
+    trap 'echo quit | nvidia-cuda-mps-control >/dev/null; rm -rf "$CUDA_MPS_PIPE_DIRECTORY"' EXIT
+  else
+    unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+  fi
+}
+
 tasks() {
   local work=$1 seconds=$2 folder=$3 model=$4 names=$5 status=0 name
   local -A started=()
   shift 5
   mkdir -p "$folder" "$work/results"
+  share_gpu
   for name in ${names//,/ }; do
     evaluate "$work" "$seconds" "$folder/$name.log" "$work/results/$name" "$model" --tasks "$name" "$@" &
     started[$name]=$!

@@ -171,7 +171,6 @@ Status Eval(const std::vector<std::string>& arguments) {
   InstallStopHandler();
   const Result<llama::Model> model = llama::Model::Load(options.model, {.gpu_layers = options.gpu_layers});
   if (!model.ok()) return model.status();
-  if (options.batch == 0) options.batch = model->device() == "CPU" ? kCpuBatch : 1;
   if (options.suite == "longbench" && options.max_length == 0) {
     const int32_t context = options.context > 0 ? options.context : model->context_train();
     options.max_length = std::clamp(context - kLongBenchReserve, 1, kLongBenchLength);

@@ -37,7 +37,6 @@ struct Raw {
   std::optional<int32_t> sink;
   std::optional<int32_t> samples;
   std::optional<int32_t> fidelity;
-  std::optional<int32_t> batch;
   bool own_settings = false;
 };
 
@@ -203,8 +202,7 @@ Status CheckNumbers(const Raw& raw, const EvalOptions& options) {
                                                      {"--fidelity", options.fidelity}};
   for (const auto& [flag, value] : numbers)
     if (value < 0) return InvalidArgument(fmt::format("{}: expected 0 or more, got {}", flag, value));
-  if (raw.batch && *raw.batch < 1)
-    return InvalidArgument(fmt::format("--batch: expected at least 1, got {}", *raw.batch));
+  if (options.batch < 1) return InvalidArgument(fmt::format("--batch: expected at least 1, got {}", options.batch));
   if (raw.samples == 0 && options.suite == "ruler")
     return InvalidArgument("--samples: expected at least 1 for --suite ruler, got 0");
   if (IsText(options.suite) && options.fidelity == 0)
@@ -223,7 +221,6 @@ Status Understand(const Raw& raw, EvalOptions* options) {
   options->tasks = SplitList(raw.tasks);
   if (options->tasks == std::vector<std::string>{"all"}) options->tasks.clear();
   options->samples = raw.samples.value_or(options->suite == "ruler" ? 10 : 0);
-  options->batch = raw.batch.value_or(0);
   options->fidelity = raw.fidelity.value_or(IsText(options->suite) ? kTextContinuation : 0);
   if (const char* folder = std::getenv("DROPKV_DATA"); options->data.empty() && folder != nullptr)
     options->data = folder;
@@ -284,7 +281,7 @@ Result<std::optional<EvalOptions>> ParseEval(std::vector<std::string> arguments)
   app.add_option("--ctx", options.context);
   app.add_option("--max-length", options.max_length);
   app.add_option("--fidelity", raw.fidelity);
-  app.add_option("--batch", raw.batch);
+  app.add_option("--batch", options.batch);
   app.add_option("--time", options.time_limit);
   app.add_flag("--raw", options.raw);
   app.add_flag("--ignore-eos", options.ignore_eos);
@@ -333,7 +330,7 @@ Rows go to DIR/results.jsonl; the same command again goes on where a stopped run
       --fidelity N        also forces up to N tokens of the full cache's answer: KL divergence and top-1 agreement
                           of a text: tokens of its continuation (64)
       --out DIR           folder of the results
-      --batch N           keep lists of a sample that are decoded together (16; on a GPU 1: one after the other)
+      --batch N           keep lists of a sample that are decoded together (16; 1: one after the other)
       --time SECONDS      starts no sample that would end later
       --max-length N      longbench: longer prompts lose their middle (what the context holds, at most 31500)
       --ctx N             most tokens of prompt and answer (what the model was trained for)

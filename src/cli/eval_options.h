@@ -12,10 +12,6 @@
 
 namespace dropkv::cli {
 
-// Where decoding them together stops to gain: docs/eval.md. On a GPU llama.cpp's own attention, one list after the
-// other, is the quick way to decode.
-inline constexpr int32_t kCpuBatch = 16;
-
 struct EvalOptions {
   std::string model;
   std::string suite = "ruler";          // or "longbench", or a file
@@ -35,7 +31,7 @@ struct EvalOptions {
   int32_t context = 0;      // most tokens, prompt and answer; 0: what the model was trained for
   int32_t max_length = 0;   // longbench: tokens of a filled prompt; 0: what the context holds
   int32_t fidelity = 0;     // tokens; 0: not measured
-  int32_t batch = 0;        // keep lists decoded together; 0: kCpuBatch, on a GPU 1
+  int32_t batch = 16;       // keep lists decoded together: where that stops to gain (docs/eval.md)
   double time_limit = 0;    // seconds; 0: none
   bool raw = false;
   bool ignore_eos = false;
