@@ -176,7 +176,8 @@ Public implementations of one method differ; each has its own name here, so that
   `snapkv-kvcf` KVCache-Factory's (8, maximum 7). The last two choose per query head there; here per KV head.
 - Lookahead Q-Cache: `laq` and `laq++` cut the cache as `snapkv-official` would, to what the run keeps, and decode 8 tokens
   from that. `laq` then cuts the full cache by those tokens' queries alone and protects nothing; `laq++` by them and the last
-  8 of the prompt, which it protects. Here those queries see the drafted tokens too, there the prompt alone.
+  8 of the prompt, which it protects. There the queries are those of the small cache's decoding and see the prompt alone; here
+  the drafted tokens pass once more over the full cache, and see each other too.
 - PyramidKV: `pyramidkv` is kvpress (real numbers, the window inside the budget; where the last layer's share would be below
   the window every layer gets the same, at 5% below 25600 tokens), `pyramidkv-original` KVCache-Factory (whole numbers, the
   window on top).

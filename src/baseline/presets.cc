@@ -37,6 +37,12 @@ void AddDropKv(std::vector<Recipe>* recipes) {
   recipes->push_back(DropKv(OfEngine("adadropkv"), "dropkv under AdaKV's rule K"));
   recipes->push_back(DropKv(OfEngine("dropkv-fwd"), "adadropkv, pooled towards what follows a hit; ours"));
 
+  Recipe ahead = DropKv(OfEngine("adadropkv"), "adadropkv, also asked by what a small cache answers first; ours");
+  ahead.policy.name = "dropkv-ahead";
+  ahead.policy.pool = {PoolKind::kMean, 3, 20, false};
+  ahead.rows.draft = 32;
+  recipes->push_back(std::move(ahead));
+
   Recipe compat = DropKv(OfEngine("dropkv"), "AozhongZhang/DropKV: float32, expanded form");
   compat.policy.name = "dropkv-compat";
   compat.scorer = Scorer::kDropKvCompat;

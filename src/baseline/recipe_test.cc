@@ -110,7 +110,8 @@ TEST(Recipes, OnlyTheEnginesRunOnIt) {
   std::set<std::string> engine;
   for (const Recipe& recipe : Recipes())
     if (RunsOnEngine(recipe)) engine.insert(recipe.name());
-  std::set<std::string> expected = {"snapkv-official", "snapkv-kvcf", "laq++", "adakv", "adakv-official"};
+  std::set<std::string> expected = {"dropkv-ahead", "snapkv-official", "snapkv-kvcf",
+                                    "laq++",        "adakv",           "adakv-official"};
   for (const Policy& preset : Presets()) expected.insert(preset.name);
   EXPECT_EQ(engine, expected);
   Recipe last = Found("snapkv-official");

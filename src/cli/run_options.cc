@@ -27,7 +27,7 @@ constexpr size_t kHelpIndent = 26;  // column of the explanations in the help
 struct Raw {
   std::string file;
   std::string budget = "10%";
-  std::string policy = "adadropkv";
+  std::string policy = "dropkv-ahead";
   std::string compare;
   std::string rows;
   std::string pool;
@@ -244,7 +244,7 @@ Reads a document, keeps the part of its KV cache that matters, and answers from 
       --question WHEN     seen (default): the question ends the prompt, further ones are further turns
                           hidden: the document is compressed first, every question starts from that
       --budget LIST       share of the tokens KEPT, or tokens per KV head: 10%,5%,512   (10%)
-      --policy NAME       (adadropkv) )" +
+      --policy NAME       (dropkv-ahead) )" +
          Wrapped(baseline::RecipeNames(), 38, 92) + R"(
                           also ada-NAME, critical-NAME, chunk-NAME
       --compare LIST      policies to run beside it, from the same prefill: full,snapkv; tier1, all

@@ -89,7 +89,7 @@ class WrongFlag(CommandLineTest):
     def test_budget_below_window_and_sinks(self):
         self.refuse("--budget", "11", "--window", "8", "--sink", "4", parts=["at least 12", "got 11"])
         error = self.refuse("--budget", "32", "--compare", "snapkv", "--own-settings", parts=["at least 64", "snapkv"])
-        self.assertNotIn("adadropkv", error)
+        self.assertNotIn("dropkv-ahead", error)
 
     def test_policies(self):
         self.refuse("--policy", "snap", parts=["adadropkv", 'got "snap"'])

@@ -13,6 +13,7 @@ RUN_FIELDS = {
     "compact_s": float, "decode_tokens_per_s": float, "output_error": float, "evicted_mass": float, "tokens": list,
     "text": str, "turns": list, "remarks": list,
 }
+DRAFTED = "window:8+draft:32@10%"  # by the default policy, and in what is compared with it
 
 
 class Json(CommandLineTest):
@@ -22,7 +23,8 @@ class Json(CommandLineTest):
         self.assertEqual(result["n_layers"], LAYERS)
         self.assertEqual(result["prompt_tokens"], result["runs"][0]["kept_tokens"]["max"])
         self.assertEqual(result["question"], "seen")
-        self.assertEqual([r["policy"] for r in result["runs"]], ["full", "adadropkv", "snapkv"])
+        self.assertEqual([r["policy"] for r in result["runs"]], ["full", "dropkv-ahead", "snapkv"])
+        self.assertEqual([r["rows"] for r in result["runs"]], [None, DRAFTED, DRAFTED])
         for run in result["runs"]:
             for name, kind in RUN_FIELDS.items():
                 with self.subTest(policy=run["policy"], field=name):
@@ -82,7 +84,10 @@ class Json(CommandLineTest):
 
 
 class Remarks(CommandLineTest):
+    WINDOW = ("--rows", "window:8")  # no draft, whose remark says how long it took
+
     def remarks(self, *arguments, model="plain"):
+        arguments += self.WINDOW
         run = self.one_run(*arguments, model=model)
         text = "\n".join(run["remarks"])
         for remark in run["remarks"]:
@@ -111,7 +116,12 @@ class Remarks(CommandLineTest):
         self.assertIn("nothing evicted: the budget keeps every token", text)
 
     def test_nothing_to_say(self):
-        self.assertEqual(self.one_run("-f", self.document)["remarks"], [])
+        self.assertEqual(self.one_run("-f", self.document, *self.WINDOW)["remarks"], [])
+
+    def test_a_draft(self):
+        remarks = self.one_run("-f", self.document)["remarks"]
+        self.assertEqual(len(remarks), 1)
+        self.assertRegex(remarks[0], r"^32 tokens drafted in \d+ ms from a cache of \d+\.\d MiB beside the full one$")
 
     def test_sliding_window_smaller_than_the_prompt(self):
         run, text = self.remarks("-f", self.document, model="sliding")
@@ -131,9 +141,9 @@ class Table(CommandLineTest):
         header = next(line for line in text.splitlines() if line.startswith("policy "))
         for column in ("kept min/mean/max", "KV MiB", "score ms", "of prefill", "tokens/s", "output error", "decode"):
             self.assertIn(column, header)
-        self.assertIn("adadropkv 10%: w 8, pool mean 11, sink 2, ada\n", text)
-        self.assertIn("snapkv 10%: w 8, pool mean 11 of the past, sink 2, uniform\n", text)
-        for heading in ("--- full 100% ---", "--- adadropkv 10% ---", "--- snapkv 10% ---"):
+        self.assertIn(f"dropkv-ahead 10%: w 8, pool mean 3,20, sink 2, rows {DRAFTED}, ada\n", text)
+        self.assertIn(f"snapkv 10%: w 8, pool mean 3,20 of the past, sink 2, rows {DRAFTED}, uniform\n", text)
+        for heading in ("--- full 100% ---", "--- dropkv-ahead 10% ---", "--- snapkv 10% ---"):
             self.assertIn(heading, text)
 
     def test_resident_set_of_a_single_run(self):

@@ -71,8 +71,8 @@ class Policies(CommandLineTest):
     def test_compared_policies_share_settings(self):
         self.assertEqual(self.settings(*self.COMPARE), {
             "full": (None, None, None, None),
-            "adadropkv": (8, "mean 11", 0, "ada"),
-            "snapkv": (8, "mean 11 of the past", 0, "uniform"),
+            "dropkv-ahead": (8, "mean 3,20", 0, "ada"),
+            "snapkv": (8, "mean 3,20 of the past", 0, "uniform"),
             "streaming": (1, "none", 4, "uniform"),
             "random": (8, "none", 0, "uniform"),
         })
@@ -84,7 +84,7 @@ class Policies(CommandLineTest):
     def test_flags_hold_for_all(self):
         got = self.settings(*self.COMPARE, "--own-settings", "--window", "16", "--pool", "max:3,5", "--sink", "2",
                             "--heads", "ada-o")
-        self.assertEqual(got["adadropkv"], (16, "max 3,5", 2, "ada-o"))
+        self.assertEqual(got["dropkv-ahead"], (16, "max 3,5", 2, "ada-o"))
         self.assertEqual(got["snapkv"], (16, "max 3,5 of the past", 2, "ada-o"))
         self.assertEqual(got["random"], (16, "none", 2, "ada-o"))
 
@@ -116,7 +116,7 @@ class EveryPolicy(CommandLineTest):
         result = self.json("-f", self.document, "--compare", "all", "--budget", "30%,60%", "--max-tokens", "2")
         runs = result["runs"]
         names = list(dict.fromkeys(run["policy"] for run in runs))
-        self.assertEqual(names[:2], ["full", "adadropkv"])
+        self.assertEqual(names[:2], ["full", "dropkv-ahead"])
         self.assertGreater(len(names), 45)
         self.assertEqual(len(runs), 1 + 2 * (len(names) - 1))
         self.assertGreater(result["statistics_s"], 0)
