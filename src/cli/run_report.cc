@@ -204,9 +204,10 @@ std::vector<std::string> Remarks(const RunSummary& summary, const RunRecord& run
         fmt::format("nothing evicted yet: the answer ended within the delay of {} tokens", run.policy.rows.delay));
   else if (!evicted)
     remarks.push_back("nothing evicted: the budget keeps every token");
-  if (run.policy.rows.draft > 0)
-    remarks.push_back(fmt::format("{} tokens drafted in {:.0f} ms from a cache of {:.1f} MiB beside the full one",
-                                  run.draft.tokens.size(), run.draft.seconds * 1e3, run.draft.kv_bytes / kMiB));
+  if (run.draft.seconds > 0)
+    remarks.push_back(fmt::format("{} token{} drafted in {:.0f} ms from a cache of {:.1f} MiB beside the full one",
+                                  run.draft.tokens.size(), run.draft.tokens.size() == 1 ? "" : "s",
+                                  run.draft.seconds * 1e3, run.draft.kv_bytes / kMiB));
   if (run.evict.budget.raised) {
     const bool by_window = run.evict.budget.keep == policy.window + policy.sink;
     const std::string what =

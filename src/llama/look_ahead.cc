@@ -136,6 +136,9 @@ Result<DraftReport> Draft(Prefilled* prefilled, Engine* engine, const baseline::
 Result<Evicted> EvictLookingAhead(Prefilled* prefilled, Engine* engine, const baseline::Recipe& recipe,
                                   const Budget& budget, DraftReport* draft) {
   if (recipe.rows.draft == 0) return Evict(*prefilled, engine, recipe, budget);
+  const Result<KeepCount> count = ResolveBudget(budget, recipe, ProtectedTokens(recipe), prefilled->size());
+  if (!count.ok()) return count.status();
+  if (count->keep >= prefilled->size() || prefilled->layers.empty()) return Evict(*prefilled, engine, recipe, budget);
   Result<DraftReport> drafted = Draft(prefilled, engine, recipe, budget);
   if (!drafted.ok()) return drafted.status();
   const auto start = Clock::now();

@@ -49,7 +49,8 @@ Result<Evicted> EvictAsking(Prefilled* prefilled, Engine* engine, const baseline
                             std::span<const Token> tokens);
 
 // Evict of evict.h, asked by what recipe.rows says: drafts, asks the drafted rows too and takes them back. `draft` gets
-// the report; untouched without drafted rows. A prefill that Extend has extended is judged by those tokens as it is.
+// the report; untouched without drafted rows, and where no token can be evicted. A prefill that Extend has extended is
+// judged by those tokens as it is.
 Result<Evicted> EvictLookingAhead(Prefilled* prefilled, Engine* engine, const baseline::Recipe& recipe,
                                   const Budget& budget, DraftReport* draft);
 

@@ -110,6 +110,14 @@ class Remarks(CommandLineTest):
         self.assertEqual(run["kept_tokens"]["mean"], 12)
         self.assertIn("budget 1% raised to 12 tokens: window 8 and sinks 4", text)
 
+    def test_no_draft_where_nothing_can_be_evicted(self):
+        whole = self.one_run("-f", self.document, "--budget", "100%")
+        self.assertEqual(whole["remarks"], ["nothing evicted: the budget keeps every token"])
+        sliding = self.one_run("-p", letters(40), model="sliding")
+        for run in (whole, sliding):
+            self.assertNotIn("drafted", "\n".join(run["remarks"]))
+            self.assertEqual(run["draft"]["tokens"], [])
+
     def test_whole_budget(self):
         run, text = self.remarks("-f", self.document, "--budget", "100%")
         self.assertEqual(run["output_error"], 0)
