@@ -8,8 +8,8 @@
 #   bench/gpu/eval.sh run WORK SECONDS FOLDER MODEL.gguf FLAGS...
 #   bench/gpu/eval.sh tasks WORK SECONDS FOLDER MODEL.gguf TASK,TASK,... FLAGS...
 # `run` evaluates for at most SECONDS and leaves FOLDER/results.tar.gz and FOLDER/eval.log; `tasks` starts a process for
-# each task, all at once, with a folder of results and a log for each; they share the GPU through CUDA's MPS where it is
-# installed, without which they wait for one another's turns. Placed again, the results let the same command go on where
+# each task, all at once, each with a folder of results and a log; they take the GPUs in turn and share them through CUDA's
+# MPS where it is installed, without which they wait for one another's turns. Placed again, the results let the same command go on where
 # it stopped.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -94,12 +94,14 @@ share_gpu() {
 }
 
 tasks() {
-  local work=$1 seconds=$2 folder=$3 model=$4 names=$5 status=0 name
+  local work=$1 seconds=$2 folder=$3 model=$4 names=$5 status=0 gpus name
   local -A started=()
   shift 5
   mkdir -p "$folder" "$work/results"
+  gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true)
   share_gpu
   for name in ${names//,/ }; do
+    [ "$gpus" -lt 2 ] || export CUDA_VISIBLE_DEVICES=$((${#started[@]} % gpus))
     evaluate "$work" "$seconds" "$folder/$name.log" "$work/results/$name" "$model" --tasks "$name" "$@" &
     started[$name]=$!
   done
