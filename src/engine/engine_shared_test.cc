@@ -132,7 +132,9 @@ ScoreCase RandomCase(uint64_t seed) {
 
 TEST(EngineSharedTest, EqualsRunsOneByOne) {
   for (const std::string_view kernel : Engine::KernelNames())
-    for (uint64_t seed = 1; seed <= (kernel == "reference" ? 4 : 8); ++seed) {
+    // A signal each, one with the maximum; the reference is slow.
+    for (const uint64_t seed : {4, 5, 6, 7}) {
+      if (kernel == "reference" && seed > 4) continue;
       const ScoreCase c = RandomCase(seed);
       Policy policy;
       policy.signal = std::array{Signal::kDropKv, Signal::kAttention, Signal::kRecency, Signal::kRandom}[seed % 4];
@@ -146,7 +148,7 @@ TEST(EngineSharedTest, EqualsRunsOneByOne) {
       batch.shape.rows = c.rows;
       Engine engine = MakeEngine(1 + static_cast<int32_t>(seed % 2), std::string(kernel));
       ExpectSameAsAlone(engine, batch, policy, kMixed);
-      if (kernel == "reference") continue;  // slow
+      if (kernel == "reference") continue;
       ExpectSameAsAlone(engine, batch, policy, kEverything);
       ExpectSameAsAlone(engine, batch, policy, kNoCertificate);
       if (testing::Test::HasFailure()) return;
