@@ -118,7 +118,7 @@ Status Engine::CertifyAll(const EvictShape& shape, std::span<const LayerInput> l
                            Got(static_cast<int64_t>(outputs.size())));
   for (size_t i = 0; i < lists.size(); ++i) {
     DROPKV_RETURN_IF_ERROR(CheckLists(shape, *lists[i]));
-    if (outputs[i].output_error == nullptr && outputs[i].evicted_mass == nullptr)
+    if (!WantsCertificate(outputs[i]))
       return InvalidArgument("output_error, evicted_mass: expected at least one of them, got null");
   }
   if (lists.empty()) return Status::Ok();

@@ -37,7 +37,7 @@ bool KeepsAll(const Plan& plan) {
 }
 
 bool WantsCertificate(std::span<const PlanRun> runs) {
-  return std::any_of(runs.begin(), runs.end(), [](const PlanRun& run) { return run.wants_certificate(); });
+  return std::any_of(runs.begin(), runs.end(), [](const PlanRun& run) { return WantsCertificate(run.output); });
 }
 
 // Observation rows of every layer.
@@ -130,7 +130,7 @@ class Pass {
         WriteScores(layers, first_layer, run.output);
         DROPKV_RETURN_IF_ERROR(Select(layers, run));
       }
-      if (!run.wants_certificate()) continue;
+      if (!WantsCertificate(run.output)) continue;
       const Stopwatch watch(run.report.certificate_s);
       const int64_t first = int64_t{first_layer} * shape_.query_heads;
       memory_.scorer->Certify(layers, {memory_.lists, heads(layers)},
@@ -163,7 +163,7 @@ class Pass {
     }
     for (PlanRun& run : runs_) {
       run.report.score_s += score_s;
-      if (!score && !run.wants_certificate()) continue;
+      if (!score && !WantsCertificate(run.output)) continue;
       run.report.attend_s += attend_s;
       run.report.skipped_rows += memory_.scorer->skipped_rows();
     }

@@ -21,6 +21,10 @@ struct Engine::Impl {
   Impl(const cpu::Kernels* table_row, int32_t threads) : kernels(table_row), pool(threads) {}
 };
 
+inline bool WantsCertificate(const EvictOutput& output) {
+  return output.output_error != nullptr || output.evicted_mass != nullptr;
+}
+
 // One plan of a run: what is wanted of it, and what becomes of it.
 struct PlanRun {
   const Plan* plan;
@@ -29,8 +33,6 @@ struct PlanRun {
   std::vector<int64_t> offsets{};    // of what is selected so far
   std::vector<int32_t> positions{};  // the same
   KeepList keep{};
-
-  bool wants_certificate() const { return output.output_error != nullptr || output.evicted_mass != nullptr; }
 
   void Finish() {
     positions.resize(offsets.back());

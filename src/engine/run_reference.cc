@@ -36,7 +36,7 @@ void EvictLayer(const LayerInput& in, int32_t layer, const reference::Scores& sc
                 PlanRun& run) {
   const Plan& plan = *run.plan;
   const EvictShape& shape = plan.shape;
-  if (plan.policy.needs_queries() || run.wants_certificate())
+  if (plan.policy.needs_queries() || WantsCertificate(run.output))
     run.report.skipped_rows += SkippedRows(in.rows, shape.key_dim);
   CountFlags(scores.flags, run.report);
   const int64_t first = int64_t{layer} * shape.kv_heads * shape.tokens;
@@ -49,7 +49,7 @@ void EvictLayer(const LayerInput& in, int32_t layer, const reference::Scores& sc
     run.positions.insert(run.positions.end(), list.begin(), list.end());
     run.offsets.push_back(static_cast<int64_t>(run.positions.size()));
   }
-  if (!run.wants_certificate()) return;
+  if (!WantsCertificate(run.output)) return;
   const reference::Certificate measured = reference::Certify(in.kv, in.rows, in.attention, keep, 0);
   CopyTo(measured.output_error, run.output.output_error, int64_t{layer} * shape.query_heads);
   CopyTo(measured.evicted_mass, run.output.evicted_mass, int64_t{layer} * shape.query_heads);
