@@ -78,6 +78,8 @@ class RandomStream {
     const double radius = std::sqrt(-2.0 * std::log(1.0 - Uniform()));
     return static_cast<float>(radius * std::cos(2.0 * std::numbers::pi * Uniform()));
   }
+  // 0 to count-1.
+  int32_t Below(int32_t count) { return static_cast<int32_t>(Uniform() * static_cast<float>(count)); }
 
  private:
   uint64_t seed_;

@@ -58,50 +58,39 @@ INSTANTIATE_TEST_SUITE_P(All, CudaStepRowsTest,
                                           testing::Values("dropkv", "adadropkv", "ada-o", "snapkv"),
                                           testing::Range(0, 5)));
 
-// Numbers from 0 to count-1 of a stream.
-class Choice {
- public:
-  explicit Choice(uint64_t seed) : seed_(seed) {}
-  int32_t operator()(int32_t count) {
-    return static_cast<int32_t>(RandomUniform(seed_, counter_++) * static_cast<float>(count));
-  }
-
- private:
-  uint64_t seed_;
-  uint64_t counter_ = 0;
-};
-
-DeviceCase MakeRandomBatch(Choice& choose) {
+DeviceCase MakeRandomBatch(cpu::RandomStream& random) {
   DeviceCase c;
   c.lengths.clear();
-  for (int32_t b = choose(3); b >= 0; --b) c.lengths.push_back(40 + choose(200));
-  c.group = 1 + choose(4);
-  c.rows = 1 + choose(40);
-  c.key_dim = 8 * (1 + choose(16));
-  c.value_dim = 8 * (1 + choose(16));
-  c.layout = std::array{Layout::kHeadMajor, Layout::kTokenMajor, Layout::kPaged}[choose(3)];
-  c.dtype = choose(2) == 0 ? DType::kF16 : DType::kBF16;
-  c.content = choose(4) == 0 ? Content::kNonFinite : Content::kNormal;
-  c.soft_cap = choose(4) == 0 ? 5.0F : 0.0F;
-  c.sinks = choose(3) == 0;
-  c.any_visible = choose(2) == 0;
-  c.generated = choose(3) == 0 ? 0 : 1 + choose(30);
-  c.generated_each = choose(2) == 0;
-  c.weights = choose(3) > 0;
+  for (int32_t b = random.Below(3); b >= 0; --b) c.lengths.push_back(40 + random.Below(200));
+  c.group = 1 + random.Below(4);
+  c.rows = 1 + random.Below(40);
+  c.key_dim = 8 * (1 + random.Below(16));
+  c.value_dim = 8 * (1 + random.Below(16));
+  c.layout = std::array{Layout::kHeadMajor, Layout::kTokenMajor, Layout::kPaged}[random.Below(3)];
+  c.dtype = random.Below(2) == 0 ? DType::kF16 : DType::kBF16;
+  c.content = random.Below(4) == 0 ? Content::kNonFinite : Content::kNormal;
+  c.soft_cap = random.Below(4) == 0 ? 5.0F : 0.0F;
+  c.sinks = random.Below(3) == 0;
+  c.any_visible = random.Below(2) == 0;
+  c.generated = random.Below(3) == 0 ? 0 : 1 + random.Below(30);
+  c.generated_each = random.Below(2) == 0;
+  c.weights = random.Below(3) > 0;
   return c;
 }
 
 StepCase MakeRandomStep(uint64_t seed, const std::string& kernel) {
-  Choice choose(seed);
-  StepCase c{MakeRandomBatch(choose), {}, {}, kernel, {}};
-  c.policy.signal = choose(3) > 0 ? Signal::kDropKv : Signal::kAttention;
-  c.policy.window = 1 + choose(9);
-  c.policy.sink = choose(4);
-  c.policy.pool = {choose(2) == 0 ? PoolKind::kMean : PoolKind::kMax, choose(4), choose(40), choose(2) == 0};
-  c.policy.heads = static_cast<HeadRule>(choose(3));
-  c.budget = choose(2) == 0 ? Budget::Fraction(0.25) : Budget::Tokens(c.policy.window + c.policy.sink + 6 + choose(30));
+  cpu::RandomStream random(seed);
+  StepCase c{MakeRandomBatch(random), {}, {}, kernel, {}};
+  c.policy.signal = random.Below(3) > 0 ? Signal::kDropKv : Signal::kAttention;
+  c.policy.window = 1 + random.Below(9);
+  c.policy.sink = random.Below(4);
+  c.policy.pool = {random.Below(2) == 0 ? PoolKind::kMean : PoolKind::kMax, random.Below(4), random.Below(40),
+                   random.Below(2) == 0};
+  c.policy.heads = static_cast<HeadRule>(random.Below(3));
+  c.budget = random.Below(2) == 0 ? Budget::Fraction(0.25)
+                                  : Budget::Tokens(c.policy.window + c.policy.sink + 6 + random.Below(30));
   c.batch.odd_values = c.policy.signal == Signal::kDropKv;
-  if (choose(4) == 0) c.given = DType::kF32;
+  if (random.Below(4) == 0) c.given = DType::kF32;
   return c;
 }
 

@@ -26,6 +26,28 @@ inline Engine MakeEngine(int32_t threads, const std::string& kernel = {}) {
   return std::move(engine).value();
 }
 
+// candidates: the fewest that it has.
+inline ScoreCase RandomCase(cpu::RandomStream& random, int32_t candidates) {
+  ScoreCase c;
+  c.kv_heads = 1 + random.Below(3);
+  c.group = 1 + random.Below(4);
+  c.generated = random.Below(3) == 0 ? 0 : 1 + random.Below(30);
+  c.tokens = candidates + random.Below(200) + c.generated;
+  // The generated tokens' alone, or more.
+  c.rows = random.Below(3) == 0 && c.generated > 0 ? c.generated : 1 + random.Below(40);
+  c.key_dim = 32 * (1 + random.Below(3));
+  c.value_dim = 32 * (1 + random.Below(3));
+  c.layout = static_cast<cpu::Layout>(random.Below(3));
+  c.dtype = static_cast<DType>(random.Below(4));
+  c.content = random.Below(4) == 0 ? Content::kNonFinite : Content::kNormal;
+  c.soft_cap = random.Below(4) == 0 ? 5.0F : 0.0F;
+  c.sinks = random.Below(3) == 0;
+  c.any_visible = random.Below(2) == 0;
+  c.weights = random.Below(2) == 0;
+  c.cells = random.Below(2) == 0;
+  return c;
+}
+
 inline Policy Preset(std::string_view name) { return *FindPreset(name); }
 
 // Several layers with data of their own, and everything that a run returns.

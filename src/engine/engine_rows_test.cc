@@ -12,19 +12,6 @@
 namespace dropkv {
 namespace {
 
-// Numbers from 0 to count-1 of a stream.
-class Choice {
- public:
-  explicit Choice(uint64_t seed) : seed_(seed) {}
-  int32_t operator()(int32_t count) {
-    return static_cast<int32_t>(RandomUniform(seed_, counter_++) * static_cast<float>(count));
-  }
-
- private:
-  uint64_t seed_;
-  uint64_t counter_ = 0;
-};
-
 struct RandomRun {
   ScoreCase c;
   Policy policy;
@@ -32,30 +19,15 @@ struct RandomRun {
 };
 
 RandomRun MakeRun(uint64_t seed) {
-  Choice choose(seed);
-  RandomRun run;
-  ScoreCase& c = run.c;
-  c.kv_heads = 1 + choose(3);
-  c.group = 1 + choose(4);
-  c.generated = choose(3) == 0 ? 0 : 1 + choose(30);
-  c.tokens = 20 + choose(200) + c.generated;
-  c.rows = choose(3) == 0 && c.generated > 0 ? c.generated : 1 + choose(40);  // the generated tokens' alone, or more
-  c.key_dim = 32 * (1 + choose(3));
-  c.value_dim = 32 * (1 + choose(3));
-  c.layout = static_cast<cpu::Layout>(choose(3));
-  c.dtype = static_cast<DType>(choose(4));
-  c.content = choose(4) == 0 ? Content::kNonFinite : Content::kNormal;
-  c.soft_cap = choose(4) == 0 ? 5.0F : 0.0F;
-  c.sinks = choose(3) == 0;
-  c.any_visible = choose(2) == 0;
-  c.weights = choose(2) == 0;
-  c.cells = choose(2) == 0;
-  run.policy.signal = choose(2) == 0 ? Signal::kDropKv : Signal::kAttention;
-  run.policy.window = 1 + choose(9);
-  run.policy.sink = choose(4);
-  run.policy.pool = {choose(2) == 0 ? PoolKind::kMean : PoolKind::kMax, choose(4), choose(4), choose(2) == 0};
-  run.policy.heads = static_cast<HeadRule>(choose(3));
-  run.budget = Budget::Tokens(run.policy.window + run.policy.sink + choose(25));
+  cpu::RandomStream random(seed);
+  RandomRun run{RandomCase(random, 20), {}, {}};
+  run.policy.signal = random.Below(2) == 0 ? Signal::kDropKv : Signal::kAttention;
+  run.policy.window = 1 + random.Below(9);
+  run.policy.sink = random.Below(4);
+  run.policy.pool = {random.Below(2) == 0 ? PoolKind::kMean : PoolKind::kMax, random.Below(4), random.Below(4),
+                     random.Below(2) == 0};
+  run.policy.heads = static_cast<HeadRule>(random.Below(3));
+  run.budget = Budget::Tokens(run.policy.window + run.policy.sink + random.Below(25));
   return run;
 }
 
