@@ -7,10 +7,10 @@
 #   bench/gpu/eval.sh place WORK FILE...
 #   bench/gpu/eval.sh run WORK SECONDS FOLDER MODEL.gguf FLAGS...
 #   bench/gpu/eval.sh tasks WORK SECONDS FOLDER MODEL.gguf TASK,TASK,... FLAGS...
-# `run` evaluates for at most SECONDS and leaves FOLDER/results.tar.gz and FOLDER/eval.log; `tasks` starts a process for
-# each task, all at once, each with a folder of results and a log; they take the GPUs in turn and share them through CUDA's
-# MPS where it is installed, without which they wait for one another's turns. Placed again, the results let the same command go on where
-# it stopped.
+# `run` evaluates for at most SECONDS and leaves FOLDER/results.tar.gz and FOLDER/eval.log. `tasks` starts a process for
+# each task, all at once, each with a folder of results and a log; they take the GPUs in turn and share them through
+# CUDA's MPS where it is installed, without which they wait for one another's turns. Placed again, the results let the
+# same command go on where it stopped.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 cache=${DROPKV_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/dropkv}
